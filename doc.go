@@ -1,0 +1,2 @@
+// Package checkpointdb keeps the checkpoints of coding agents.
+package checkpointdb

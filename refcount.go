@@ -1,0 +1,322 @@
+package checkpointdb
+
+import (
+	"bytes"
+	"context"
+	"iter"
+	"slices"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+)
+
+// A blob's reference count is kept as runs (bucketlayout.go): in thread t it is
+// used from position first to position last. Append opens runs for blobs that
+// the parent lacks and closes those of blobs it drops, so what stays the same
+// from one checkpoint to the next costs nothing. The count is the number of live
+// positions that the runs cover.
+//
+// Invariants kept here (design §4): the runs of one blob in one thread are
+// disjoint, at most one is open, and exactly the blobs of the head have an open
+// one (5); every run covers a live position, so a blob with a run is in use (4);
+// a blob without a run that once had one has a garbage row (7).
+
+// firstRun returns the oldest run of a blob in a thread that starts at from or
+// later.
+func firstRun(c *bolt.Cursor, id blobID, n threadNumber, from position) (r run, ok bool, err error) {
+	k, v := c.Seek(runKey(id, n, from))
+	if !bytes.HasPrefix(k, runPrefix(id, n)) {
+		return run{}, false, nil
+	}
+	r, err = parseRun(k, v)
+	if err != nil {
+		return run{}, false, damagedAt(bucketRefcounts, k, err)
+	}
+	return r, true, nil
+}
+
+// lastRun returns the newest run of a blob in a thread.
+func lastRun(c *bolt.Cursor, id blobID, n threadNumber) (r run, ok bool, err error) {
+	k, v := c.Seek(runKey(id, n+1, 0))
+	if k == nil {
+		k, v = c.Last()
+	} else {
+		k, v = c.Prev()
+	}
+	if !bytes.HasPrefix(k, runPrefix(id, n)) {
+		return run{}, false, nil
+	}
+	r, err = parseRun(k, v)
+	if err != nil {
+		return run{}, false, damagedAt(bucketRefcounts, k, err)
+	}
+	return r, true, nil
+}
+
+func isReferenced(c *bolt.Cursor, id blobID) bool {
+	k, _ := c.Seek(id[:])
+	return bytes.HasPrefix(k, id[:])
+}
+
+// openRuns starts a run at p for each of the blobs that has no open one. The
+// blobs are in use from then on, so they are garbage no more.
+func openRuns(tx *bolt.Tx, n threadNumber, p position, blobs []blobID) error {
+	refs, garbage := tx.Bucket(bucketRefcounts), tx.Bucket(bucketGarbage)
+	c := refs.Cursor()
+	for _, id := range blobs {
+		r, ok, err := lastRun(c, id, n)
+		if err != nil {
+			return err
+		}
+		if ok && r.last == 0 {
+			continue
+		}
+		if err := refs.Put(runKey(id, n, p), nil); err != nil {
+			return err
+		}
+		if err := garbage.Delete(id[:]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// closeRuns ends the open runs of the blobs at last.
+func closeRuns(tx *bolt.Tx, n threadNumber, last position, blobs []blobID) error {
+	refs := tx.Bucket(bucketRefcounts)
+	c := refs.Cursor()
+	for _, id := range blobs {
+		r, ok, err := lastRun(c, id, n)
+		if err != nil {
+			return err
+		}
+		if !ok || r.last != 0 {
+			continue
+		}
+		if err := refs.Put(runKey(id, n, r.first), u64(uint64(last))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// reopenRuns opens those runs of the blobs again that ended at last.
+func reopenRuns(tx *bolt.Tx, n threadNumber, last position, blobs []blobID) error {
+	refs := tx.Bucket(bucketRefcounts)
+	c := refs.Cursor()
+	for _, id := range blobs {
+		r, ok, err := lastRun(c, id, n)
+		if err != nil {
+			return err
+		}
+		if !ok || r.last != last {
+			continue
+		}
+		if err := refs.Put(runKey(id, n, r.first), nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// dropRuns deletes the runs of the blobs that cover no live position of h any
+// more, and remembers as garbage the blobs that have no run left at all.
+func dropRuns(tx *bolt.Tx, n threadNumber, h headRow, blobs []blobID, now time.Time) error {
+	refs, garbage := tx.Bucket(bucketRefcounts), tx.Bucket(bucketGarbage)
+	c := refs.Cursor()
+	for _, id := range blobs {
+		dropped := false
+		r, ok, err := firstRun(c, id, n, 0)
+		for ; ok && err == nil; r, ok, err = firstRun(c, id, n, r.first+1) {
+			if h.count(r.first, r.end()) > 0 {
+				continue
+			}
+			// Delete unsettles the cursor; firstRun seeks anew.
+			if err := refs.Delete(runKey(id, n, r.first)); err != nil {
+				return err
+			}
+			dropped = true
+		}
+		if err != nil {
+			return err
+		}
+		if dropped && !isReferenced(c, id) {
+			if err := garbage.Put(id[:], appendTime(nil, now)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// blobsOf returns the ids of the blobs that items name, each once, in order.
+func blobsOf(kind sectionKind, items []string) []blobID {
+	ids := make([]blobID, 0, len(items))
+	for _, item := range items {
+		if id, ok := kind.blob(item); ok {
+			ids = append(ids, id)
+		}
+	}
+	return sortBlobs(ids)
+}
+
+func sortBlobs(ids []blobID) []blobID {
+	slices.SortFunc(ids, func(a, b blobID) int { return bytes.Compare(a[:], b[:]) })
+	return slices.Compact(ids)
+}
+
+// blobs returns the ids of all blobs of the content, each once, in order.
+func (lists content) blobs() []blobID {
+	return sortBlobs(append(blobsOf(sectionArtifacts, lists[sectionArtifacts]), blobsOf(sectionFiles, lists[sectionFiles])...))
+}
+
+// without returns those of ids that no item of the content names.
+func (lists content) without(ids []blobID) []blobID {
+	if len(ids) == 0 {
+		return nil
+	}
+	absent := make(map[blobID]bool, len(ids))
+	for _, id := range ids {
+		absent[id] = true
+	}
+	for kind, items := range lists {
+		for _, item := range items {
+			if id, ok := sectionKind(kind).blob(item); ok {
+				delete(absent, id)
+			}
+		}
+	}
+	return slices.DeleteFunc(ids, func(id blobID) bool { return !absent[id] })
+}
+
+// referenceBatch is how many keys BlobReferences reads in one transaction.
+const referenceBatch = 2048
+
+// BlobReferences implements [CheckpointStore]. It reads in short transactions
+// and holds none while the loop's body runs; its memory does not grow with the
+// number of keys.
+func (s *Store) BlobReferences(ctx context.Context) iter.Seq2[BlobReference, error] {
+	return func(yield func(BlobReference, error) bool) {
+		from := []byte{}
+		for from != nil {
+			var batch []BlobReference
+			err := s.read(ctx, "blob references", func(tx *bolt.Tx) (err error) {
+				batch, from, err = readReferences(tx, from, referenceBatch)
+				return err
+			})
+			if err != nil {
+				yield(BlobReference{}, err)
+				return
+			}
+			for _, ref := range batch {
+				if !yield(ref, nil) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// readReferences returns up to limit references from the key from on, and where
+// to go on, nil at the end.
+func readReferences(tx *bolt.Tx, from []byte, limit int) ([]BlobReference, []byte, error) {
+	var (
+		batch []BlobReference
+		blob  blobID
+		count int64
+		heads = map[threadNumber]headRow{}
+	)
+	c := tx.Bucket(bucketRefcounts).Cursor()
+	for k, v := c.Seek(from); k != nil; k, v = c.Next() {
+		r, err := parseRun(k, v)
+		if err != nil {
+			return nil, nil, damagedAt(bucketRefcounts, k, err)
+		}
+		if r.blob != blob {
+			if count > 0 {
+				batch = append(batch, BlobReference{blob.key(), count})
+			}
+			if len(batch) == limit {
+				return batch, bytes.Clone(k), nil
+			}
+			blob, count = r.blob, 0
+		}
+		h, ok := heads[r.thread]
+		if !ok {
+			if h, err = getHead(tx, r.thread); err != nil {
+				return nil, nil, err
+			}
+			heads[r.thread] = h
+		}
+		count += h.count(r.first, r.end())
+	}
+	if count > 0 {
+		batch = append(batch, BlobReference{blob.key(), count})
+	}
+	return batch, nil, nil
+}
+
+// claimUnused rechecks, in one transaction, that no checkpoint uses the keys and
+// marks those as being deleted; it returns the marked ones. Until settleDeleted
+// drops the mark, an Append or Fork that would start to use one of them fails
+// with ErrBlobBeingDeleted. The garbage row that it writes makes a sweep that is
+// cut off here go on the next time; the mark lives in memory, as no deletion
+// outlives the process.
+func (s *Store) claimUnused(ctx context.Context, keys []BlobKey) (claimed []BlobKey, err error) {
+	err = s.update(ctx, "claim unused blobs", func(tx *bolt.Tx, now time.Time) error {
+		claimed = nil
+		garbage := tx.Bucket(bucketGarbage)
+		c := tx.Bucket(bucketRefcounts).Cursor()
+		for _, key := range keys {
+			id, ok := blobIDOf(key)
+			if !ok || s.deleting[id] || isReferenced(c, id) {
+				continue
+			}
+			if garbage.Get(id[:]) == nil {
+				if err := garbage.Put(id[:], appendTime(nil, now)); err != nil {
+					return err
+				}
+			}
+			claimed = append(claimed, key)
+			s.deleting[id] = true
+			s.marked = append(s.marked, id)
+		}
+		return nil
+	})
+	return claimed, err
+}
+
+// settleDeleted drops the marks of claimUnused: gone are the blobs that are
+// deleted, which are forgotten; kept are those that are not, which stay garbage.
+func (s *Store) settleDeleted(ctx context.Context, gone, kept []BlobKey) error {
+	return s.update(ctx, "settle deleted blobs", func(tx *bolt.Tx, _ time.Time) error {
+		garbage := tx.Bucket(bucketGarbage)
+		for _, key := range gone {
+			if id, ok := blobIDOf(key); ok {
+				if err := garbage.Delete(id[:]); err != nil {
+					return err
+				}
+			}
+		}
+		for _, key := range slices.Concat(gone, kept) {
+			if id, ok := blobIDOf(key); ok {
+				delete(s.deleting, id)
+			}
+		}
+		return nil
+	})
+}
+
+// notBeingDeleted refuses blobs that a sweep is deleting at this moment: what a
+// capture found in the bucket a while ago may be gone.
+func (s *Store) notBeingDeleted(blobs []blobID) error {
+	if len(s.deleting) == 0 {
+		return nil
+	}
+	for _, id := range blobs {
+		if s.deleting[id] {
+			return &Error{Code: ErrBlobBeingDeleted, Err: &BlobError{Key: id.key(), Problem: "is being deleted by a sweep"}}
+		}
+	}
+	return nil
+}

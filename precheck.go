@@ -78,6 +78,7 @@ func precheck(path string) error {
 
 type boltMeta struct {
 	magic, pageSize uint32
+	freelist        uint64
 	pages, txid     uint64
 }
 
@@ -90,6 +91,7 @@ func parseBoltMeta(page []byte) (m boltMeta, ok bool) {
 	m = boltMeta{
 		magic:    binary.LittleEndian.Uint32(b),
 		pageSize: binary.LittleEndian.Uint32(b[8:]),
+		freelist: binary.LittleEndian.Uint64(b[32:]),
 		pages:    binary.LittleEndian.Uint64(b[40:]),
 		txid:     binary.LittleEndian.Uint64(b[48:]),
 	}

@@ -187,8 +187,8 @@ func (s *Store) open() error {
 	case errors.Is(err, bolterrors.ErrInvalid), errors.Is(err, bolterrors.ErrChecksum), errors.Is(err, bolterrors.ErrVersionMismatch):
 		return s.damaged("%v", err)
 	default:
-		if s.file != nil {
-			s.file.Close() // bbolt leaves it open, and locked, when it panics; else this is a second close
+		if errors.Is(err, ErrDamaged) && s.file != nil {
+			s.abandon()
 		}
 		return err
 	}
@@ -312,10 +312,16 @@ func (s *Store) Close() error {
 	failed := s.failed
 	s.mu.Unlock()
 	if errors.Is(failed, ErrDamaged) {
-		// A panic inside bbolt may have left its locks held.
-		return s.file.Close()
+		return s.abandon()
 	}
 	return s.db.Close()
+}
+
+// abandon closes the file under a bbolt that has panicked and may hold its own
+// locks for ever. The memory map stays until the process ends.
+func (s *Store) abandon() error {
+	unlock(s.file)
+	return s.file.Close()
 }
 
 // Path returns the path the store was opened with.

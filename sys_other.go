@@ -1,8 +1,11 @@
-//go:build !unix
+//go:build !unix || aix || solaris
 
 package checkpointdb
 
-import "errors"
+import (
+	"errors"
+	"os"
+)
 
 var errNoLocks = errors.New("no file locks")
 
@@ -10,3 +13,6 @@ func isQuota(error) bool { return false }
 
 // syncDir does nothing where directories cannot be synced.
 func syncDir(string) error { return nil }
+
+// unlock has nothing to do where locks go with the file.
+func unlock(*os.File) {}

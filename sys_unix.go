@@ -1,4 +1,4 @@
-//go:build unix
+//go:build unix && !aix && !solaris
 
 package checkpointdb
 
@@ -24,3 +24,8 @@ func syncDir(dir string) error {
 	defer d.Close()
 	return d.Sync()
 }
+
+// unlock lets go of the lock that bbolt put on the file. Closing it is not
+// enough where bbolt has panicked: its memory map, which nobody can undo then,
+// keeps the open file and with it the lock.
+func unlock(f *os.File) { _ = syscall.Flock(int(f.Fd()), syscall.LOCK_UN) }

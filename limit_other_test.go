@@ -1,0 +1,5 @@
+//go:build !linux && !darwin
+
+package checkpointdb
+
+func limitFileSize(uint64) bool { return false }

@@ -3,43 +3,15 @@ package checkpointdb
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"fmt"
-	"iter"
 	"slices"
-	"strings"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
 )
 
-// This file holds the chain of a thread: reading and changing the buckets ids,
-// checkpoints and heads. What a change means for blobs is in refcount.go.
-
-func getThread(tx *bolt.Tx, id ThreadID) (threadNumber, error) {
-	v := tx.Bucket(bucketThreads).Get([]byte(id))
-	if v == nil {
-		return 0, nil
-	}
-	n, err := parseU64(v)
-	if err != nil {
-		return 0, damagedAt(bucketThreads, []byte(id), err)
-	}
-	return threadNumber(n), nil
-}
-
-func createThread(tx *bolt.Tx, id ThreadID) (threadNumber, error) {
-	n, err := getThread(tx, id)
-	if n != 0 || err != nil {
-		return n, err
-	}
-	b := tx.Bucket(bucketThreads)
-	seq, err := b.NextSequence()
-	if err != nil {
-		return 0, err
-	}
-	return threadNumber(seq), b.Put([]byte(id), u64(seq))
-}
+// This file holds the chain of a thread: the buckets ids, checkpoints and heads,
+// and how they change together. What a change means for blobs is in refcount.go.
 
 func getHead(tx *bolt.Tx, n threadNumber) (headRow, error) {
 	h, err := parseHeadRow(tx.Bucket(bucketHeads).Get(n.key()))
@@ -121,29 +93,25 @@ func loadVersion(tx *bolt.Tx, p place, known *version) (*version, error) {
 	v := &version{place: p, record: top}
 	chain := []*record{top} // from p back, as far as some list needs
 	for kind := range sections {
-		// Back to where the list is known or stored in full,
-		var items []string
-		depth := 0
-		for chain[depth].sections[kind].depth > 0 {
-			base := place{p.thread, chain[depth].base}
-			if known != nil && known.place == base {
-				items = known.lists[kind]
+		// Back to where the list is known or stored in full.
+		links := []section{top.sections[kind]}
+		var base []string
+		for depth := 0; links[depth].depth > 0; {
+			at := place{p.thread, chain[depth].base}
+			if known != nil && known.place == at {
+				base = known.lists[kind]
 				break
 			}
 			if depth++; depth == len(chain) {
-				rec, err := getRecord(tx, base)
+				rec, err := getRecord(tx, at)
 				if err != nil {
 					return nil, err
 				}
 				chain = append(chain, rec)
 			}
+			links = append(links, chain[depth].sections[kind])
 		}
-		// and forward from there.
-		for ; depth >= 0; depth-- {
-			if items, err = chain[depth].sections[kind].build(kind, items); err != nil {
-				break
-			}
-		}
+		items, err := buildList(kind, links, base)
 		if err == nil {
 			err = top.sections[kind].verify(items)
 		}
@@ -155,93 +123,13 @@ func loadVersion(tx *bolt.Tx, p place, known *version) (*version, error) {
 	return v, nil
 }
 
-// headCache holds the heads of threads that were written lately, so that the
-// next Append need not read what it is compared with. It mirrors the file
-// exactly: every change of a chain updates it inside its transaction, and a
-// transaction that fails clears it.
-type headCache struct {
-	versions map[threadNumber]*version
-	items    int // over all versions
-}
-
-// maxCachedItems bounds the cache, at some 100 bytes an item; conversations
-// count by their length.
-const maxCachedItems = 500_000
-
-func (v *version) weight() int {
-	n := 1
-	for kind, items := range v.lists {
-		n += len(items)
-		if sectionKind(kind) == sectionConversation {
-			for _, item := range items {
-				n += len(item) / 100
-			}
-		}
-	}
-	return n
-}
-
-func (c *headCache) clear() { *c = headCache{} }
-
-func (c *headCache) drop(n threadNumber) {
-	if v := c.versions[n]; v != nil {
-		c.items -= v.weight()
-		delete(c.versions, n)
-	}
-}
-
-func (c *headCache) put(v *version) {
-	c.drop(v.thread)
-	weight := v.weight()
-	if weight > maxCachedItems {
-		return
-	}
-	for n := range c.versions {
-		if c.items+weight <= maxCachedItems {
-			break
-		}
-		c.drop(n)
-	}
-	if c.versions == nil {
-		c.versions = map[threadNumber]*version{}
-	}
-	for kind := range v.sections {
-		v.sections[kind].payload = nil // dies with the transaction, and nobody needs it
-	}
-	c.versions[v.thread] = v
-	c.items += weight
-}
-
 // loadHead returns the version at the head of a thread, inside a write
 // transaction.
 func (s *Store) loadHead(tx *bolt.Tx, p place) (*version, error) {
-	if v := s.heads.versions[p.thread]; v != nil && v.pos == p.pos {
+	if v := s.heads.get(p.thread); v != nil && v.pos == p.pos {
 		return v, nil
 	}
 	return loadVersion(tx, p, nil)
-}
-
-// Get implements [CheckpointStore].
-func (s *Store) Get(ctx context.Context, id CheckpointID) (Checkpoint, error) {
-	if err := id.Validate(); err != nil {
-		return Checkpoint{}, withOp("get", err)
-	}
-	var v *version
-	err := s.read(ctx, "get", func(tx *bolt.Tx) error {
-		p, ok, err := getPlace(tx, id)
-		if err != nil {
-			return err
-		}
-		if !ok {
-			return &Error{Code: ErrCheckpointNotFound, Message: fmt.Sprintf("no checkpoint %q", id)}
-		}
-		v, err = loadVersion(tx, p, nil)
-		return err
-	})
-	if err != nil {
-		return Checkpoint{}, err
-	}
-	return v.checkpoint()
 }
 
 // checkpoint is the exported form; it shares nothing with the version that the
@@ -252,86 +140,6 @@ func (v *version) checkpoint() (Checkpoint, error) {
 		return Checkpoint{}, damagedAt(bucketCheckpoints, v.key(), err)
 	}
 	return c, nil
-}
-
-// Head implements [CheckpointStore].
-func (s *Store) Head(ctx context.Context, thread ThreadID) (id CheckpointID, err error) {
-	if err := thread.Validate(); err != nil {
-		return "", withOp("head", err)
-	}
-	err = s.read(ctx, "head", func(tx *bolt.Tx) error {
-		n, err := getThread(tx, thread)
-		if n == 0 || err != nil {
-			return err
-		}
-		h, err := getHead(tx, n)
-		if err != nil {
-			return err
-		}
-		id, err = headID(tx, n, h)
-		return err
-	})
-	return id, err
-}
-
-// List implements [CheckpointStore]. It reads the ids and times in one short
-// transaction and then each checkpoint in its own.
-func (s *Store) List(ctx context.Context, thread ThreadID) iter.Seq2[Checkpoint, error] {
-	return func(yield func(Checkpoint, error) bool) {
-		if err := thread.Validate(); err != nil {
-			yield(Checkpoint{}, withOp("list", err))
-			return
-		}
-		var rows []row
-		err := s.read(ctx, "list", func(tx *bolt.Tx) error {
-			n, err := getThread(tx, thread)
-			if n == 0 || err != nil {
-				return err
-			}
-			rows, err = listRows(tx, n)
-			return err
-		})
-		if err != nil {
-			yield(Checkpoint{}, err)
-			return
-		}
-		slices.SortFunc(rows, func(a, b row) int {
-			if c := a.createdAt.Compare(b.createdAt); c != 0 {
-				return c
-			}
-			return strings.Compare(string(a.id), string(b.id))
-		})
-		var v *version
-		for _, r := range rows {
-			before := v
-			err := s.read(ctx, "list", func(tx *bolt.Tx) error {
-				v = nil
-				p, ok, err := getPlace(tx, r.id)
-				if err != nil || !ok || p != r.place {
-					return err // deleted since
-				}
-				if before != nil {
-					// A place names the same checkpoint for ever only while the
-					// thread lives.
-					if at, ok, err := getPlace(tx, before.id); err != nil || !ok || at != before.place {
-						before = nil
-					}
-				}
-				v, err = loadVersion(tx, p, before)
-				return err
-			})
-			if err == nil && v == nil {
-				continue
-			}
-			var c Checkpoint
-			if err == nil {
-				c, err = v.checkpoint()
-			}
-			if !yield(c, err) || err != nil {
-				return
-			}
-		}
-	}
 }
 
 // row is a checkpoint without its lists, and where it lies.
@@ -372,11 +180,13 @@ func (s *Store) Append(ctx context.Context, w Writer, c Checkpoint, expectedHead
 	if err := w.ThreadID.Validate(); err != nil {
 		return withOp(op, err)
 	}
-	if err := c.Validate(); err != nil {
+	known := s.recent.get(c.ThreadID)
+	matches := known.match(c.Files)
+	if err := c.validate(known, matches); err != nil {
 		return withOp(op, err)
 	}
-	next := &version{record: &record{header: headerOf(&c)}, lists: contentOf(&c)}
-	return s.update(ctx, op, func(tx *bolt.Tx, now time.Time) error {
+	next := &version{record: &record{header: headerOf(&c)}, lists: encodeContent(&c, known, matches)}
+	err := s.update(ctx, op, func(tx *bolt.Tx, now time.Time) error {
 		n, err := currentWriter(tx, w, c.ThreadID, now)
 		if err != nil {
 			return err
@@ -402,6 +212,10 @@ func (s *Store) Append(ctx context.Context, w Writer, c Checkpoint, expectedHead
 		}
 		return s.appendVersion(tx, n, h, next)
 	})
+	if err == nil {
+		s.recent.put(c.ThreadID, &encoded{files: slices.Clone(c.Files), lists: next.lists})
+	}
+	return err
 }
 
 // appendVersion makes v the head of a thread whose head row is h. Its one check,
@@ -537,62 +351,6 @@ func (s *Store) deleteHead(tx *bolt.Tx, n threadNumber, h headRow, now time.Time
 	return putHead(tx, n, left)
 }
 
-// DeleteCheckpoints implements [Pruner].
-func (s *Store) DeleteCheckpoints(ctx context.Context, w Writer, keep int) ([]CheckpointID, error) {
-	const op = "delete checkpoints"
-	if err := w.ThreadID.Validate(); err != nil {
-		return nil, withOp(op, err)
-	}
-	if err := validateKeep(keep); err != nil {
-		return nil, withOp(op, err)
-	}
-	return s.prune(ctx, op, w, PrunePolicy{KeepLast: keep})
-}
-
-// Prune implements [PolicyPruner].
-func (s *Store) Prune(ctx context.Context, w Writer, policy PrunePolicy) ([]CheckpointID, error) {
-	const op = "prune"
-	if err := w.ThreadID.Validate(); err != nil {
-		return nil, withOp(op, err)
-	}
-	if err := policy.Validate(); err != nil {
-		return nil, withOp(op, err)
-	}
-	return s.prune(ctx, op, w, policy)
-}
-
-func (s *Store) prune(ctx context.Context, op string, w Writer, policy PrunePolicy) (deleted []CheckpointID, err error) {
-	err = s.update(ctx, op, func(tx *bolt.Tx, now time.Time) error {
-		deleted = nil
-		n, err := currentWriter(tx, w, w.ThreadID, now)
-		if err != nil {
-			return err
-		}
-		h, err := getHead(tx, n)
-		if err != nil {
-			return err
-		}
-		rows, err := listRows(tx, n)
-		if err != nil {
-			return err
-		}
-		var kept, gone []row
-		for i, r := range rows {
-			if r.pos == h.head || policy.Keeps(len(rows)-1-i, r.createdAt, r.reason, now) {
-				kept = append(kept, r)
-			} else {
-				gone = append(gone, r)
-				deleted = append(deleted, r.id)
-			}
-		}
-		if policy.DryRun || len(gone) == 0 {
-			return nil
-		}
-		return s.deleteRows(tx, n, h, kept, gone, now)
-	})
-	return deleted, err
-}
-
 // deleteRows deletes checkpoints of a thread, none of which is the head.
 func (s *Store) deleteRows(tx *bolt.Tx, n threadNumber, h headRow, kept, gone []row, now time.Time) error {
 	positions := make([]position, len(kept))
@@ -611,7 +369,7 @@ func (s *Store) deleteRows(tx *bolt.Tx, n threadNumber, h headRow, kept, gone []
 		for kind, section := range rec.sections {
 			var items []string
 			if section.depth == 0 {
-				items, err = section.build(sectionKind(kind), nil)
+				items, err = parsePacked(section.payload, sectionKind(kind))
 			} else {
 				_, items, err = section.parts(sectionKind(kind))
 			}
@@ -654,111 +412,4 @@ func (s *Store) deleteRows(tx *bolt.Tx, n threadNumber, h headRow, kept, gone []
 	// The cached head is the same checkpoint still, but may be stored anew.
 	s.heads.drop(n)
 	return putHead(tx, n, left)
-}
-
-// Fork implements [Forker].
-func (s *Store) Fork(ctx context.Context, w Writer, req ForkRequest) (Checkpoint, error) {
-	const op = "fork"
-	for _, err := range []error{
-		req.SourceThreadID.Validate(), req.SourceCheckpointID.Validate(),
-		req.DestinationThreadID.Validate(), req.DestinationCheckpointID.Validate(), w.ThreadID.Validate(),
-		ValidateTime("createdAt", req.CreatedAt),
-	} {
-		if err != nil {
-			return Checkpoint{}, withOp(op, err)
-		}
-	}
-	if req.SourceThreadID == req.DestinationThreadID {
-		return Checkpoint{}, &Error{Code: ErrForkSourceThreadMismatch, Op: op, Message: fmt.Sprintf("source and destination are the one thread %q", req.SourceThreadID)}
-	}
-	var v *version
-	err := s.update(ctx, op, func(tx *bolt.Tx, now time.Time) error {
-		p, ok, err := getPlace(tx, req.SourceCheckpointID)
-		if err != nil {
-			return err
-		}
-		if !ok {
-			return &Error{Code: ErrForkSourceNotFound, Message: fmt.Sprintf("no checkpoint %q", req.SourceCheckpointID)}
-		}
-		if source, err := getThread(tx, req.SourceThreadID); err != nil {
-			return err
-		} else if source != p.thread {
-			return &Error{Code: ErrForkSourceThreadMismatch, Message: fmt.Sprintf("checkpoint %q is not of thread %q", req.SourceCheckpointID, req.SourceThreadID)}
-		}
-		n, err := currentWriter(tx, w, req.DestinationThreadID, now)
-		if err != nil {
-			return err
-		}
-		h, err := getHead(tx, n)
-		if err != nil {
-			return err
-		}
-		if len(h.live) > 0 || tx.Bucket(bucketTranscripts).Get(n.key()) != nil {
-			return &Error{Code: ErrForkDestinationNotEmpty, Message: fmt.Sprintf("thread %q has checkpoints or a transcript", req.DestinationThreadID)}
-		}
-		if _, used, err := getPlace(tx, req.DestinationCheckpointID); err != nil {
-			return err
-		} else if used {
-			return &Error{Code: ErrForkDestinationNotEmpty, Message: fmt.Sprintf("checkpoint %q exists", req.DestinationCheckpointID)}
-		}
-		source, err := loadVersion(tx, p, nil)
-		if err != nil {
-			return err
-		}
-		v = &version{record: &record{header: header{
-			id: req.DestinationCheckpointID, threadID: req.DestinationThreadID,
-			createdAt: req.CreatedAt.Round(0).UTC(), reason: ReasonForkRoot,
-		}}, lists: source.lists}
-		if err := s.appendVersion(tx, n, h, v); err != nil {
-			return err
-		}
-		return putTranscript(tx, n, v.lists[sectionConversation])
-	})
-	if err != nil {
-		return Checkpoint{}, err
-	}
-	return v.checkpoint()
-}
-
-// DeleteThread implements [ThreadDeleter].
-func (s *Store) DeleteThread(ctx context.Context, w Writer) error {
-	const op = "delete thread"
-	if err := w.ThreadID.Validate(); err != nil {
-		return withOp(op, err)
-	}
-	return s.update(ctx, op, func(tx *bolt.Tx, now time.Time) error {
-		n, err := currentWriter(tx, w, w.ThreadID, now)
-		if err != nil {
-			if n != 0 && isDeletedBy(tx, w, n) {
-				return nil
-			}
-			return err
-		}
-		h, err := getHead(tx, n)
-		if err != nil {
-			return err
-		}
-		rows, err := listRows(tx, n)
-		if err != nil {
-			return err
-		}
-		h.head = 0
-		if err := s.deleteRows(tx, n, h, nil, rows, now); err != nil {
-			return err
-		}
-		if err := tx.Bucket(bucketTranscripts).Delete(n.key()); err != nil {
-			return err
-		}
-		return tx.Bucket(bucketWriters).Delete(n.key())
-	})
-}
-
-// isDeletedBy tells whether w is the last writer of a thread that has neither
-// state nor lease, as DeleteThread leaves it. The token is gone with the lease;
-// the fence alone must do, and nothing is changed on its word.
-func isDeletedBy(tx *bolt.Tx, w Writer, n threadNumber) bool {
-	return tx.Bucket(bucketHeads).Get(n.key()) == nil &&
-		tx.Bucket(bucketTranscripts).Get(n.key()) == nil &&
-		tx.Bucket(bucketWriters).Get(n.key()) == nil &&
-		bytes.Equal(tx.Bucket(bucketFences).Get(n.key()), binary.BigEndian.AppendUint64(nil, uint64(w.Fence)))
 }

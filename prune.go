@@ -3,6 +3,8 @@ package checkpointdb
 import (
 	"context"
 	"time"
+
+	bolt "go.etcd.io/bbolt"
 )
 
 // PrunePolicy says which checkpoints of a thread to keep. A checkpoint is kept
@@ -59,4 +61,60 @@ func validateKeep(keep int) error {
 		return &Error{Code: ErrInvalidArgument, Message: "DeleteCheckpoints: keep is below 1; the head always stays"}
 	}
 	return nil
+}
+
+// DeleteCheckpoints implements [Pruner].
+func (s *Store) DeleteCheckpoints(ctx context.Context, w Writer, keep int) ([]CheckpointID, error) {
+	const op = "delete checkpoints"
+	if err := w.ThreadID.Validate(); err != nil {
+		return nil, withOp(op, err)
+	}
+	if err := validateKeep(keep); err != nil {
+		return nil, withOp(op, err)
+	}
+	return s.prune(ctx, op, w, PrunePolicy{KeepLast: keep})
+}
+
+// Prune implements [PolicyPruner].
+func (s *Store) Prune(ctx context.Context, w Writer, policy PrunePolicy) ([]CheckpointID, error) {
+	const op = "prune"
+	if err := w.ThreadID.Validate(); err != nil {
+		return nil, withOp(op, err)
+	}
+	if err := policy.Validate(); err != nil {
+		return nil, withOp(op, err)
+	}
+	return s.prune(ctx, op, w, policy)
+}
+
+func (s *Store) prune(ctx context.Context, op string, w Writer, policy PrunePolicy) (deleted []CheckpointID, err error) {
+	err = s.update(ctx, op, func(tx *bolt.Tx, now time.Time) error {
+		deleted = nil
+		n, err := currentWriter(tx, w, w.ThreadID, now)
+		if err != nil {
+			return err
+		}
+		h, err := getHead(tx, n)
+		if err != nil {
+			return err
+		}
+		rows, err := listRows(tx, n)
+		if err != nil {
+			return err
+		}
+		var kept, gone []row
+		for i, r := range rows {
+			if r.pos == h.head || policy.Keeps(len(rows)-1-i, r.createdAt, r.reason, now) {
+				kept = append(kept, r)
+			} else {
+				gone = append(gone, r)
+				deleted = append(deleted, r.id)
+			}
+		}
+		if policy.DryRun || len(gone) == 0 {
+			return nil
+		}
+		return s.deleteRows(tx, n, h, kept, gone, now)
+	})
+	return deleted, err
 }

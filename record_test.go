@@ -28,7 +28,7 @@ func TestRecordRoundTrip(t *testing.T) {
 		must(t, err)
 		var back content
 		for kind := range sections {
-			back[kind], err = read.sections[kind].build(kind, nil)
+			back[kind], err = buildList(kind, []section{read.sections[kind]}, nil)
 			must(t, err)
 			must(t, read.sections[kind].verify(back[kind]))
 		}
@@ -84,7 +84,7 @@ func TestDiffAndPatch(t *testing.T) {
 			}
 		}
 		d := diff(old, new)
-		got, err := patch(old, d.script, d.inserted, uint64(len(new)))
+		got, err := patch(nil, old, d.script, d.inserted, uint64(len(new)))
 		if err != nil || !slices.Equal(got, new) {
 			t.Fatalf("patch(%q, diff to %q) = %q, %v", old, new, got, err)
 		}
@@ -178,7 +178,7 @@ func FuzzRecord(f *testing.F) {
 		}
 		var lists content
 		for kind := range sections {
-			if lists[kind], err = read.sections[kind].build(kind, from[kind]); err != nil {
+			if lists[kind], err = buildList(kind, []section{read.sections[kind]}, from[kind]); err != nil {
 				return
 			}
 			_ = read.sections[kind].verify(lists[kind])

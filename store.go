@@ -99,6 +99,8 @@ type Store struct {
 	id     [16]byte
 	commit committer
 
+	recent recentCache
+
 	// mu guards what follows. It is never held across a transaction.
 	mu     sync.Mutex
 	closed bool

@@ -57,7 +57,7 @@ func (s *Store) SaveThread(ctx context.Context, thread ThreadID, messages []json
 	if err := ValidateMessages("messages", messages); err != nil {
 		return withOp(op, err)
 	}
-	items := messageItems(messages)
+	items := messageItems(messages, nil)
 	return s.update(ctx, op, func(tx *bolt.Tx, _ time.Time) error {
 		n, err := createThread(tx, thread)
 		if err != nil {

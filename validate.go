@@ -53,7 +53,11 @@ func (c Checkpoint) ValidateIDs() error {
 // returns nil or an error that matches [ErrInvalidID] or [ErrInvalidEntry], the
 // latter with an [*InvalidEntryError] that says where. It takes O(n log n) for
 // n files, O(n) when they are sorted by path.
-func (c Checkpoint) Validate() error {
+func (c Checkpoint) Validate() error { return c.validate(nil, nil) }
+
+// validate skips the files and messages that a valid checkpoint is known to have
+// had; matches is known.match(c.Files).
+func (c *Checkpoint) validate(known *encoded, matches []int32) error {
 	if err := c.ValidateIDs(); err != nil {
 		return err
 	}
@@ -71,10 +75,10 @@ func (c Checkpoint) Validate() error {
 	if !utf8.ValidString(c.SourceRunID) {
 		return invalidField("sourceRunId", "not well-formed Unicode")
 	}
-	if err := ValidateFiles(c.Files); err != nil {
+	if err := validateFiles(c.Files, matches); err != nil {
 		return err
 	}
-	if err := ValidateMessages("conversation", c.Conversation); err != nil {
+	if err := validateMessages("conversation", c.Conversation, known); err != nil {
 		return err
 	}
 	return validateArtifacts(c.Artifacts)
@@ -103,7 +107,14 @@ func ValidateTime(field string, t time.Time) error {
 // UTF-8, nested at most 10,000 deep. Nothing else about a message matters to a
 // store.
 func ValidateMessages(field string, messages []json.RawMessage) error {
+	return validateMessages(field, messages, nil)
+}
+
+func validateMessages(field string, messages []json.RawMessage, known *encoded) error {
 	for i, m := range messages {
+		if known.message(m, i) {
+			continue
+		}
 		if !json.Valid(m) {
 			return invalidItem(field, i, "", "not one valid JSON value")
 		}
@@ -152,11 +163,15 @@ func sizeRule(size int64) string {
 // ValidateFiles checks a manifest: each entry by itself, then that no two have
 // one path and that nothing lies beneath a file or a symlink, in whatever order
 // they are listed. The error matches [ErrInvalidEntry].
-func ValidateFiles(files []Entry) error {
+func ValidateFiles(files []Entry) error { return validateFiles(files, nil) }
+
+func validateFiles(files []Entry, matches []int32) error {
 	sorted := true
 	for i := range files {
-		if rule := entryRule(&files[i]); rule != "" {
-			return invalidItem("files", i, files[i].Path, "%s", rule)
+		if matches == nil || matches[i] < 0 {
+			if rule := entryRule(&files[i]); rule != "" {
+				return invalidItem("files", i, files[i].Path, "%s", rule)
+			}
 		}
 		sorted = sorted && (i == 0 || files[i-1].Path < files[i].Path)
 	}

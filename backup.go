@@ -67,6 +67,7 @@ type Stats struct {
 	Checkpoints int       `json:"checkpoints"`
 	Leases      int       `json:"leases"` // expired ones that nobody took included
 	Runs        int       `json:"runs"`   // rows that make up the reference counts
+	Pins        int       `json:"pins"`   // dead ones that no sweep has seen included
 	Garbage     int       `json:"garbage"`
 	Instances   int       `json:"instances"`
 	Transcripts int       `json:"transcripts"`
@@ -87,7 +88,7 @@ func (s *Store) Stats(ctx context.Context) (stats Stats, err error) {
 			to     *int
 		}{
 			{bucketThreads, &stats.Threads}, {bucketCheckpoints, &stats.Checkpoints}, {bucketWriters, &stats.Leases},
-			{bucketRefcounts, &stats.Runs}, {bucketGarbage, &stats.Garbage},
+			{bucketRefcounts, &stats.Runs}, {bucketPins, &stats.Pins}, {bucketGarbage, &stats.Garbage},
 			{bucketInstances, &stats.Instances}, {bucketTranscripts, &stats.Transcripts},
 		} {
 			*each.to = tx.Bucket(each.bucket).Stats().KeyN

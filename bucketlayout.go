@@ -23,7 +23,7 @@ package checkpointdb
 //	└─ thread                          → u64, highest fence given out
 //	refcounts                            written and deleted with the checkpoints (refcount.go)
 //	└─ blob ‖ thread ‖ position        → position of the run's last use; empty while it runs on to the head
-//	pins                                 none are written yet; reserved for uploads announced before Append
+//	pins                                 written by Protect; deleted by Append, or when dead by a quick sweep
 //	└─ blob ‖ thread                   → u64, fence of the lease that pins it
 //	garbage                              written when a blob loses its last run; deleted when it gains one
 //	│                                    again, or when a sweep has deleted the blob

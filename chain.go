@@ -258,6 +258,9 @@ func (s *Store) appendVersion(tx *bolt.Tx, n threadNumber, h headRow, v *version
 	if err := closeRuns(tx, n, h.head, closed); err != nil {
 		return err
 	}
+	if err := dropPins(tx, n, opened); err != nil {
+		return err
+	}
 	s.heads.put(v)
 	return putHead(tx, n, h.add())
 }

@@ -69,6 +69,7 @@ const maxViolations = 1000
 //  8. Every record decodes, is valid, and encodes to an equal value.
 //  9. Every row of threads has its own number, and every other row that names a
 //     thread names one of those.
+//  10. No pin has a fence above its thread's fences row.
 //
 // It returns nil, a [*CheckError] with every violation (the first 1,000), or the
 // error that kept it from checking. It changes nothing. Changes wait while the
@@ -444,6 +445,26 @@ func (c *checker) checkOthers(tx *bolt.Tx) error {
 			c.add(9, "", fmt.Sprintf("%x", k), "row of transcripts names no thread")
 		} else if _, err := parseTranscript(v); err != nil {
 			c.add(8, c.threads[n], "", "its transcript is malformed")
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	if err := tx.Bucket(bucketPins).ForEach(func(k, v []byte) error {
+		var id blobID
+		if len(k) != len(id)+8 || k[0] > blobFile || len(v) != 8 {
+			c.add(10, "", fmt.Sprintf("%x", k), "row of pins is malformed")
+			return nil
+		}
+		copy(id[:], k)
+		n, ok := c.hasThread(k[len(id):])
+		fence, _ := parseU64(v)
+		last, err := getFence(tx, n)
+		switch {
+		case !ok:
+			c.add(9, "", string(id.key()), "its pin names no thread")
+		case err != nil || Fence(fence) > last:
+			c.add(10, c.threads[n], string(id.key()), "its pin has fence %d, above the last one, %d", fence, last)
 		}
 		return nil
 	}); err != nil {

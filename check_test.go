@@ -126,6 +126,10 @@ func TestCheckNamesWhatIsBroken(t *testing.T) {
 		{"two threads of one number", 9, "a twin", "", func(tx *bolt.Tx) error {
 			return tx.Bucket(bucketThreads).Put([]byte("a twin"), one.key())
 		}},
+		{"pin above the last fence", 10, "a thread", string(testKey("on its way")), func(tx *bolt.Tx) error {
+			id, _ := blobIDOf(testKey("on its way"))
+			return tx.Bucket(bucketPins).Put(pinKey(id, one), u64(9))
+		}},
 		{"row of no thread", 9, "", "", func(tx *bolt.Tx) error {
 			return tx.Bucket(bucketFences).Put(threadNumber(99).key(), u64(1))
 		}},

@@ -163,7 +163,7 @@ func (s *Store) commitGroup(group []*change) error {
 	// What the transaction changed in memory goes with it.
 	s.heads.clear()
 	for _, id := range s.marked {
-		delete(s.deleting, id)
+		s.unmark(id)
 	}
 	var broken *brokenChange
 	if errors.As(err, &broken) {

@@ -53,6 +53,13 @@ func waitFor(t *testing.T, what string, cond func() bool) {
 	t.Fatalf("%s did not come about", what)
 }
 
+// breakHalfWay is a change that fails after it has written.
+func breakHalfWay(err error) func(*bolt.Tx, time.Time) error {
+	return func(tx *bolt.Tx, _ time.Time) error {
+		return errors.Join(tx.Bucket(bucketIDs).Put([]byte("half done"), []byte("x")), err)
+	}
+}
+
 func TestWaitingChangesShareOneCommit(t *testing.T) {
 	ctx := context.Background()
 	s := openTest(t, nil)
@@ -101,12 +108,9 @@ func TestFailedChangeLeavesItsGroupAlone(t *testing.T) {
 	// One that fails after it has written, as only a damaged row makes it.
 	broken := errors.New("broken half way")
 	wg.Go(func() {
-		err := s.update(ctx, "broken", func(tx *bolt.Tx, _ time.Time) error {
+		err := s.update(ctx, "broken", func(tx *bolt.Tx, now time.Time) error {
 			runs.Add(1)
-			if err := tx.Bucket(bucketIDs).Put([]byte("half done"), []byte("x")); err != nil {
-				return err
-			}
-			return broken
+			return breakHalfWay(broken)(tx, now)
 		})
 		if !errors.Is(err, broken) {
 			t.Errorf("got %v", err)

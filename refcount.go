@@ -257,19 +257,25 @@ func readReferences(tx *bolt.Tx, from []byte, limit int) ([]BlobReference, []byt
 }
 
 // claimUnused rechecks, in one transaction, that no checkpoint uses the keys and
-// marks those as being deleted; it returns the marked ones. Until settleDeleted
-// drops the mark, an Append or Fork that would start to use one of them fails
-// with ErrBlobBeingDeleted. The garbage row that it writes makes a sweep that is
+// no live pin protects them, and marks those as being deleted; it returns the
+// marked ones. Until settleDeleted drops the mark, an Append or Fork that would
+// start to use one of them fails with ErrBlobBeingDeleted, and Protect waits. The garbage row that it writes makes a sweep that is
 // cut off here go on the next time; the mark lives in memory, as no deletion
 // outlives the process.
 func (s *Store) claimUnused(ctx context.Context, keys []BlobKey) (claimed []BlobKey, err error) {
 	err = s.update(ctx, "claim unused blobs", func(tx *bolt.Tx, now time.Time) error {
 		claimed = nil
 		garbage := tx.Bucket(bucketGarbage)
-		c := tx.Bucket(bucketRefcounts).Cursor()
+		refs, pins := tx.Bucket(bucketRefcounts).Cursor(), tx.Bucket(bucketPins).Cursor()
+		leases := map[threadNumber]Fence{}
 		for _, key := range keys {
 			id, ok := blobIDOf(key)
-			if !ok || s.deleting[id] || isReferenced(c, id) {
+			if !ok || s.deleting[id] != nil || isReferenced(refs, id) {
+				continue
+			}
+			if pinned, err := isPinned(tx, pins, id, now, leases); err != nil {
+				return err
+			} else if pinned {
 				continue
 			}
 			if garbage.Get(id[:]) == nil {
@@ -278,7 +284,7 @@ func (s *Store) claimUnused(ctx context.Context, keys []BlobKey) (claimed []Blob
 				}
 			}
 			claimed = append(claimed, key)
-			s.deleting[id] = true
+			s.deleting[id] = make(chan struct{})
 			s.marked = append(s.marked, id)
 		}
 		return nil
@@ -300,11 +306,19 @@ func (s *Store) settleDeleted(ctx context.Context, gone, kept []BlobKey) error {
 		}
 		for _, key := range slices.Concat(gone, kept) {
 			if id, ok := blobIDOf(key); ok {
-				delete(s.deleting, id)
+				s.unmark(id)
 			}
 		}
 		return nil
 	})
+}
+
+// unmark ends what claimUnused began, and lets go on who waits for it.
+func (s *Store) unmark(id blobID) {
+	if done := s.deleting[id]; done != nil {
+		close(done)
+		delete(s.deleting, id)
+	}
 }
 
 // notBeingDeleted refuses blobs that a sweep is deleting at this moment: what a
@@ -314,7 +328,7 @@ func (s *Store) notBeingDeleted(blobs []blobID) error {
 		return nil
 	}
 	for _, id := range blobs {
-		if s.deleting[id] {
+		if s.deleting[id] != nil {
 			return &Error{Code: ErrBlobBeingDeleted, Err: &BlobError{Key: id.key(), Problem: "is being deleted by a sweep"}}
 		}
 	}

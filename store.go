@@ -108,8 +108,8 @@ type Store struct {
 
 	// What follows is touched only by the goroutine that leads the commits.
 	heads    headCache
-	deleting map[blobID]bool // blobs that a sweep is deleting just now
-	marked   []blobID        // those that the current transaction added to deleting
+	deleting map[blobID]chan struct{} // blobs that a sweep is deleting just now; closed when it is done
+	marked   []blobID                 // those that the current transaction added to deleting
 }
 
 var (
@@ -120,6 +120,7 @@ var (
 	_ InstanceStore   = (*Store)(nil)
 	_ Transcripts     = (*Store)(nil)
 	_ ThreadDeleter   = (*Store)(nil)
+	_ Protector       = (*Store)(nil)
 )
 
 // Open opens the store in the file at path, and makes a new one where there is
@@ -136,7 +137,7 @@ func Open(path string, options *Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{path: path, opts: opts, deleting: map[blobID]bool{}}
+	s := &Store{path: path, opts: opts, deleting: map[blobID]chan struct{}{}}
 	if err := s.open(); err != nil {
 		return nil, withOp("open", err)
 	}

@@ -1,0 +1,174 @@
+package checkpointdb
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+)
+
+// A pin is a promise that a blob stays until a lease ends, given before any
+// checkpoint uses the blob (design §5). It is live while the thread's lease with
+// its fence is; a dead one protects nothing, and the next quick sweep makes
+// garbage of its blob. Append removes the pins of the blobs it begins to use.
+
+// Protector is the optional capability to protect blobs before an Append. It is
+// what lets captures and sweeps run at the same time.
+type Protector interface {
+	// Protect promises that no sweep deletes the keys' blobs until w's lease
+	// ends, or until a checkpoint that uses them is gone again, whichever is
+	// later. A blob that a sweep is deleting just now is waited for. So what
+	// exists in the bucket after Protect returned, or is uploaded then, stays.
+	// Checks: id valid ([ErrInvalidID]), keys valid ([ErrInvalidEntry]), w
+	// current ([ErrWriterLost]).
+	Protect(ctx context.Context, w Writer, keys []BlobKey) error
+}
+
+func pinKey(id blobID, n threadNumber) []byte {
+	return binary.BigEndian.AppendUint64(id[:], uint64(n))
+}
+
+// isPinned tells whether a live pin protects the blob. leases remembers the
+// fences of leases that are live at this moment, 0 for none.
+func isPinned(tx *bolt.Tx, c *bolt.Cursor, id blobID, now time.Time, leases map[threadNumber]Fence) (bool, error) {
+	for k, v := c.Seek(id[:]); bytes.HasPrefix(k, id[:]); k, v = c.Next() {
+		live, err := isLivePin(tx, k, v, now, leases)
+		if live || err != nil {
+			return live, err
+		}
+	}
+	return false, nil
+}
+
+func isLivePin(tx *bolt.Tx, k, v []byte, now time.Time, leases map[threadNumber]Fence) (bool, error) {
+	fence, err := parseU64(v)
+	if err == nil && len(k) != 41 {
+		err = errRow
+	}
+	if err != nil {
+		return false, damagedAt(bucketPins, k, err)
+	}
+	n := threadNumber(binary.BigEndian.Uint64(k[33:]))
+	live, ok := leases[n]
+	if !ok {
+		l, held, err := getLease(tx, n)
+		if err != nil {
+			return false, err
+		}
+		if held && now.Before(l.expires) {
+			live = l.fence
+		}
+		leases[n] = live
+	}
+	return live != 0 && live == Fence(fence), nil
+}
+
+// Protect implements [Protector]. It writes nothing for blobs that the thread's
+// head uses already: the head cannot go while w is current, but by w's own doing.
+// The pins are durable when it returns.
+func (s *Store) Protect(ctx context.Context, w Writer, keys []BlobKey) error {
+	const op = "protect"
+	if err := w.ThreadID.Validate(); err != nil {
+		return withOp(op, err)
+	}
+	ids := make([]blobID, 0, len(keys))
+	for _, key := range keys {
+		id, ok := blobIDOf(key)
+		if !ok {
+			_, err := ParseBlobKey(string(key))
+			return withOp(op, err)
+		}
+		ids = append(ids, id)
+	}
+	ids = sortBlobs(ids)
+	for {
+		var deleting chan struct{}
+		err := s.update(ctx, op, func(tx *bolt.Tx, now time.Time) error {
+			deleting = nil
+			n, err := currentWriter(tx, w, w.ThreadID, now)
+			if err != nil {
+				return err
+			}
+			var fresh []blobID
+			refs := tx.Bucket(bucketRefcounts).Cursor()
+			for _, id := range ids {
+				if done := s.deleting[id]; done != nil {
+					deleting = done
+					return nil
+				}
+				r, ok, err := lastRun(refs, id, n)
+				if err != nil {
+					return err
+				}
+				if !ok || r.last != 0 {
+					fresh = append(fresh, id)
+				}
+			}
+			pins := tx.Bucket(bucketPins)
+			for _, id := range fresh {
+				if err := pins.Put(pinKey(id, n), u64(uint64(w.Fence))); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil || deleting == nil {
+			return err
+		}
+		select {
+		case <-deleting:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// dropPins removes the pins of the blobs in a thread: runs protect them now.
+func dropPins(tx *bolt.Tx, n threadNumber, blobs []blobID) error {
+	pins := tx.Bucket(bucketPins)
+	for _, id := range blobs {
+		if err := pins.Delete(pinKey(id, n)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// retirePins removes the dead pins and remembers as garbage those of their blobs
+// that nothing else protects. Pins are few: those of captures under way, and of
+// captures that came to nothing.
+func (s *Store) retirePins(ctx context.Context) error {
+	return s.update(ctx, "retire pins", func(tx *bolt.Tx, now time.Time) error {
+		leases := map[threadNumber]Fence{}
+		var dead [][]byte // deleting unsettles the cursor
+		pins := tx.Bucket(bucketPins)
+		c := pins.Cursor()
+		for k, v := c.First(); k != nil; k, v = c.Next() {
+			live, err := isLivePin(tx, k, v, now, leases)
+			if err != nil {
+				return err
+			}
+			if !live {
+				dead = append(dead, bytes.Clone(k))
+			}
+		}
+		for _, k := range dead {
+			if err := pins.Delete(k); err != nil {
+				return err
+			}
+		}
+		refs, garbage := tx.Bucket(bucketRefcounts).Cursor(), tx.Bucket(bucketGarbage)
+		for _, k := range dead {
+			id := blobID(k[:len(blobID{})])
+			if isReferenced(refs, id) || garbage.Get(id[:]) != nil {
+				continue
+			}
+			if err := garbage.Put(id[:], appendTime(nil, now)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}

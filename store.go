@@ -16,6 +16,8 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
+
+	"checkpointdb/internal/syncdir"
 )
 
 // Options configure [Open]. The zero value, like a nil pointer, gives the safest
@@ -258,7 +260,7 @@ func (s *Store) initialize(isNew bool) error {
 	}
 	if isNew {
 		// The file's name must survive a power cut as surely as its first commit.
-		return syncDir(filepath.Dir(s.path))
+		return syncdir.Sync(filepath.Dir(s.path))
 	}
 	return s.migrate()
 }

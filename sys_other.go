@@ -11,8 +11,5 @@ var errNoLocks = errors.New("no file locks")
 
 func isQuota(error) bool { return false }
 
-// syncDir does nothing where directories cannot be synced.
-func syncDir(string) error { return nil }
-
 // unlock has nothing to do where locks go with the file.
 func unlock(*os.File) {}

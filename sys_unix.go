@@ -15,16 +15,6 @@ func isQuota(err error) bool {
 	return errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EFBIG)
 }
 
-// syncDir makes the names in a directory durable.
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
-}
-
 // unlock lets go of the lock that bbolt put on the file. Closing it is not
 // enough where bbolt has panicked: its memory map, which nobody can undo then,
 // keeps the open file and with it the lock.

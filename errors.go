@@ -88,6 +88,10 @@ const (
 	// ErrBlobBeingDeleted: a sweep is deleting a blob that the checkpoint uses.
 	// Retry: capture again, which uploads the blob anew.
 	ErrBlobBeingDeleted Code = "CHECKPOINTDB_BLOB_BEING_DELETED"
+	// ErrSweepIncomplete: a sweep ended early or could not delete all that it
+	// should have; the report counts what was done, and everything that was not
+	// deleted is as it was. Retry: yes, a sweep may be repeated at any time.
+	ErrSweepIncomplete Code = "CHECKPOINTDB_SWEEP_INCOMPLETE"
 )
 
 // Error is the error type of the module: a class, what was tried, and the facts.

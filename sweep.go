@@ -1,0 +1,627 @@
+package checkpointdb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"gocloud.dev/blob"
+	"gocloud.dev/gcerrors"
+)
+
+const (
+	defaultOlderThan        = 24 * time.Hour
+	defaultSweepConcurrency = 16
+)
+
+// SweepOptions configure [Sweep]. The zero value, like a nil pointer, gives the
+// safest sweep there is.
+type SweepOptions struct {
+	// OlderThan is the age from which on an unused object is deleted. It
+	// protects what was uploaded for a checkpoint that is still to be appended,
+	// so it must be longer than the longest capture. Zero: 24 h. For no limit
+	// say 1 ns.
+	OlderThan time.Duration
+	// DryRun reports what a sweep would delete and changes nothing.
+	DryRun bool
+	// DeleteForeign also deletes objects whose names no checkpoint can use, by
+	// the same age. On a local directory these are mostly temporary files of
+	// uploads that were killed; with an OlderThan shorter than an upload takes,
+	// those of running uploads too, which then fail.
+	DeleteForeign bool
+	// Concurrency is how many deletions run at a time. Zero: 16.
+	Concurrency int
+	// Progress, if set, is called every now and then with what the report holds
+	// so far, and with the final one. It runs on the goroutine that called
+	// Sweep, which waits for it, and may call the store.
+	Progress func(SweepReport)
+	// Clock is what the age of objects is measured against, read once when the
+	// sweep starts. An object whose modification time lies after it is never
+	// old. Nil: time.Now.
+	Clock func() time.Time
+}
+
+// withDefaults returns a filled-in copy, or an error that names every
+// contradiction.
+func (o *SweepOptions) withDefaults() (SweepOptions, error) {
+	var opts SweepOptions
+	if o != nil {
+		opts = *o
+	}
+	var faults []error
+	if opts.OlderThan < 0 {
+		faults = append(faults, fmt.Errorf("option OlderThan %s is negative; for no age limit say 1ns", opts.OlderThan))
+	}
+	if opts.Concurrency < 0 {
+		faults = append(faults, fmt.Errorf("option Concurrency %d is negative", opts.Concurrency))
+	}
+	if len(faults) > 0 {
+		return SweepOptions{}, &Error{Code: ErrInvalidOptions, Op: "sweep", Err: errors.Join(faults...)}
+	}
+	if opts.OlderThan == 0 {
+		opts.OlderThan = defaultOlderThan
+	}
+	if opts.Concurrency == 0 {
+		opts.Concurrency = defaultSweepConcurrency
+	}
+	if opts.Clock == nil {
+		opts.Clock = time.Now
+	}
+	return opts, nil
+}
+
+// SweepReport says what a sweep found and did. Each object that it came to is
+// counted as Scanned and once more as what became of it: Kept, TooYoung,
+// Deleted, Gone or Failed, and a foreign one that it was not asked to delete as
+// Foreign alone. A dry run counts as Deleted what a sweep would delete.
+type SweepReport struct {
+	DryRun       bool
+	Scanned      int64 // objects below the two prefixes
+	Kept         int64 // in use by a checkpoint, protected, or in the hands of another sweep
+	TooYoung     int64 // unused, but not older than OlderThan
+	Deleted      int64 // deleted by this sweep
+	DeletedBytes int64 // their sizes, as they were listed
+	Gone         int64 // to be deleted, but somebody else had done so
+	Failed       int64 // to be deleted, but the bucket gave an error; maybe deleted, maybe not
+	Foreign      int64 // objects whose names no checkpoint can use, whatever became of them
+
+	ForeignKeys []string       // the first 1000 of them, as listed
+	Failures    []SweepFailure // the first 1000 of those that Failed counts
+}
+
+// maxSweepDetails bounds each list of a report, and so its memory.
+const maxSweepDetails = 1000
+
+// SweepFailure is an object that could not be deleted. Err is the bucket's.
+type SweepFailure struct {
+	Key string
+	Err error
+}
+
+// Sweep deletes the objects of the bucket that no checkpoint of the store uses
+// and that are older than opts.OlderThan. It looks below [FileKeyPrefix] and
+// [ArtifactKeyPrefix] only and touches nothing else. store must hold all the
+// checkpoints whose blobs are in the bucket.
+//
+// It reads the bucket's sorted listing beside the store's sorted references, in
+// memory that does not grow with either, except that a local directory is listed
+// in one piece. No transaction is open while it talks to the bucket, so a slow
+// bucket holds nobody up. An object that cannot be deleted does not stop it; a
+// listing that fails, or that is not in order, does, before anything more is
+// deleted.
+//
+// The report counts all that is known to have happened, whatever the error.
+// Errors: [ErrInvalidOptions]; [ErrSweepIncomplete], which wraps the first
+// failure or the error of ctx; and those of the store that have a class. When ctx ends, Sweep returns soon, even when the bucket
+// does not answer: a deletion that it leaves behind in that case goes on until
+// the bucket answers, and is not counted.
+//
+// With a [*Store] every object is checked again, in a transaction, just before
+// it is deleted, and from then until it is gone an Append of a checkpoint that
+// would use it fails with [ErrBlobBeingDeleted]. That leaves one gap: a capture
+// finds an unused object in the bucket and takes it for uploaded, and a sweep
+// deletes it before the Append. Age does not close it, for the object may be old;
+// [Store.Protect] before looking does. Without it, let no capture be under way
+// during a sweep. Other stores are read a second time shortly before objects are
+// deleted, but can't hold an Append back: let nothing be captured or appended
+// during a sweep of theirs.
+//
+// Any number of sweeps may run at the same time. A dry run is content with a
+// read-only store, and takes protected objects for unused.
+func Sweep(ctx context.Context, store CheckpointStore, bucket *blob.Bucket, opts *SweepOptions) (SweepReport, error) {
+	o, err := opts.withDefaults()
+	if err != nil {
+		return SweepReport{}, err
+	}
+	s := newSweep(store, bucket, o)
+	err = s.run(ctx)
+	s.progress()
+	return s.report, err
+}
+
+// The listing comes in pages. The driver for local directories walks the whole
+// directory for every page, and the one for memory sorts all its keys, so their
+// pages must be large. A page is held in memory as a whole, so the others' are
+// not larger than they need be.
+const (
+	localPage  = 1_000_000
+	remotePage = 50_000
+)
+
+// How many objects are claimed and deleted at a time. A claim of the first kind
+// is a transaction and should be short; one of the second kind reads all
+// references of a store and should be rare.
+const (
+	claimBatch   = 1000
+	recheckBatch = 65536
+)
+
+// progressEvery is how many objects are scanned between two calls of Progress.
+const progressEvery = 10_000
+
+// claimer is the capability of a store to stand between a sweep and its own
+// writers.
+type claimer interface {
+	// claimUnused returns those of keys, in their order, that no checkpoint uses,
+	// nothing protects and no other sweep has claimed. Until they are settled no
+	// checkpoint can begin to use them. On an error none is claimed.
+	claimUnused(ctx context.Context, keys []BlobKey) ([]BlobKey, error)
+	// settleDeleted ends a claim: gone are deleted, kept are not, or not for
+	// sure.
+	settleDeleted(ctx context.Context, gone, kept []BlobKey) error
+}
+
+// rechecker serves stores that are no claimers: it reads their references again.
+type rechecker struct{ store CheckpointStore }
+
+// claimUnused takes the keys in ascending order.
+func (r rechecker) claimUnused(ctx context.Context, keys []BlobKey) (unused []BlobKey, err error) {
+	refs := readReferencesOf(ctx, r.store)
+	defer refs.stop()
+	for _, key := range keys {
+		used, err := refs.use(key)
+		if err != nil {
+			return nil, err
+		}
+		if !used {
+			unused = append(unused, key)
+		}
+	}
+	return unused, nil
+}
+
+func (rechecker) settleDeleted(context.Context, []BlobKey, []BlobKey) error { return nil }
+
+// referenceReader looks keys up in the references of a store, in one pass.
+type referenceReader struct {
+	next func() (BlobReference, error, bool)
+	stop func()
+	key  BlobKey // the reference that was read last
+	end  bool    // whether there are no more
+}
+
+func readReferencesOf(ctx context.Context, store CheckpointStore) *referenceReader {
+	r := &referenceReader{}
+	r.next, r.stop = iter.Pull2(store.BlobReferences(ctx))
+	return r
+}
+
+// use tells whether a checkpoint uses key. Keys must be asked for in ascending
+// order.
+func (r *referenceReader) use(key BlobKey) (bool, error) {
+	for !r.end && r.key < key {
+		ref, err, ok := r.next()
+		switch {
+		case !ok:
+			r.end = true
+		case err != nil:
+			return false, err
+		case ref.Key <= r.key:
+			return false, fmt.Errorf("the store lists the reference to %q after that to %q", ref.Key, r.key)
+		default:
+			r.key = ref.Key
+		}
+	}
+	return !r.end && r.key == key, nil
+}
+
+// sweep is one run. Only the goroutine that called Sweep touches its mutable
+// fields.
+type sweep struct {
+	opts      SweepOptions
+	cutoff    time.Time // what was modified before it is old
+	store     CheckpointStore
+	bucket    *blob.Bucket
+	claims    claimer
+	pageSize  int
+	batchSize int
+
+	refs   *referenceReader
+	last   BlobKey     // the well-formed key that was listed last
+	batch  []candidate // to be deleted, in the order of the listing
+	report SweepReport
+}
+
+// candidate is an object that should be deleted.
+type candidate struct {
+	key     string
+	size    int64
+	foreign bool
+}
+
+func newSweep(store CheckpointStore, bucket *blob.Bucket, opts SweepOptions) *sweep {
+	s := &sweep{
+		opts:     opts,
+		cutoff:   opts.Clock().Add(-opts.OlderThan),
+		store:    store,
+		bucket:   bucket,
+		pageSize: remotePage,
+		report:   SweepReport{DryRun: opts.DryRun},
+	}
+	var info os.FileInfo
+	if bucket.As(&info) {
+		s.pageSize = localPage
+	}
+	if own, ok := store.(claimer); ok {
+		s.claims, s.batchSize = own, claimBatch
+	} else {
+		s.claims, s.batchSize = rechecker{store}, recheckBatch
+	}
+	return s
+}
+
+func (s *sweep) run(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return incomplete(err, "")
+	}
+	s.refs = readReferencesOf(ctx, s.store)
+	defer s.refs.stop()
+	// In this order the listings of both prefixes are one sorted listing, like
+	// the references.
+	for _, prefix := range []string{ArtifactKeyPrefix, FileKeyPrefix} {
+		token := blob.FirstPageToken
+		for len(token) > 0 {
+			var (
+				page []*blob.ListObject
+				err  error
+			)
+			if page, token, err = s.list(ctx, prefix, token); err != nil {
+				return incomplete(err, "listing %s", prefix)
+			}
+			for i, object := range page {
+				page[i] = nil // large pages can go while they are worked on
+				if err := s.consider(ctx, object); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	if err := s.flush(ctx); err != nil {
+		return err
+	}
+	if n := s.report.Failed; n > 0 {
+		first := s.report.Failures[0]
+		return incomplete(first.Err, "%d of %d objects could not be deleted, the first is %q",
+			n, n+s.report.Deleted+s.report.Gone, first.Key)
+	}
+	return nil
+}
+
+// consider decides about an object of the listing.
+func (s *sweep) consider(ctx context.Context, object *blob.ListObject) error {
+	key := BlobKey(object.Key)
+	_, wellFormed := key.Digest()
+	if wellFormed {
+		switch {
+		case key == s.last:
+			// A file that is replaced while its directory is read can show twice.
+			return nil
+		case key < s.last:
+			// Going on would take keys for unused whose references were passed.
+			return incomplete(nil, "the bucket lists %q after %q", key, s.last)
+		}
+		s.last = key
+	}
+	s.report.Scanned++
+	if s.report.Scanned%progressEvery == 0 {
+		s.progress()
+	}
+	if wellFormed {
+		used, err := s.refs.use(key)
+		if err != nil {
+			return storeError(err, "reading references")
+		}
+		if used {
+			s.report.Kept++
+			return nil
+		}
+	} else {
+		s.report.Foreign++
+		if len(s.report.ForeignKeys) < maxSweepDetails {
+			s.report.ForeignKeys = append(s.report.ForeignKeys, object.Key)
+		}
+		if !s.opts.DeleteForeign {
+			return nil
+		}
+	}
+	switch {
+	case object.ModTime.IsZero() || !object.ModTime.Before(s.cutoff):
+		s.report.TooYoung++
+	case s.opts.DryRun:
+		s.report.Deleted++
+		s.report.DeletedBytes += object.Size
+	default:
+		s.batch = append(s.batch, candidate{object.Key, object.Size, !wellFormed})
+		if len(s.batch) == s.batchSize {
+			return s.flush(ctx)
+		}
+	}
+	return nil
+}
+
+// flush deletes the candidates that are still unused.
+func (s *sweep) flush(ctx context.Context) error {
+	if len(s.batch) == 0 {
+		return nil
+	}
+	var keys []BlobKey
+	for _, c := range s.batch {
+		if !c.foreign {
+			keys = append(keys, BlobKey(c.key))
+		}
+	}
+	claimed := keys
+	if len(keys) > 0 {
+		var err error
+		if claimed, err = s.claims.claimUnused(ctx, keys); err != nil {
+			return storeError(err, "claiming unused blobs")
+		}
+		s.report.Kept += int64(len(keys) - len(claimed))
+	}
+	// Both are in the order of the listing.
+	rest := claimed
+	batch := slices.DeleteFunc(s.batch, func(c candidate) bool {
+		if c.foreign {
+			return false
+		}
+		if len(rest) > 0 && string(rest[0]) == c.key {
+			rest = rest[1:]
+			return false
+		}
+		return true
+	})
+	s.batch = nil // s.delete may leave goroutines behind that hold the array
+	if err := s.delete(ctx, batch, claimed); err != nil {
+		return err
+	}
+	s.progress()
+	return nil
+}
+
+// outcome is what became of a deletion.
+type outcome struct {
+	candidate
+	err error
+}
+
+// delete deletes the batch, counts what became of it, and returns when all is
+// settled or a moment after ctx ended.
+func (s *sweep) delete(ctx context.Context, batch []candidate, claimed []BlobKey) error {
+	if len(batch) == 0 {
+		return nil
+	}
+	d := &deletion{
+		bucket:   s.bucket,
+		claims:   s.claims,
+		batch:    batch,
+		claimed:  claimed,
+		outcomes: make(chan outcome, len(batch)), // so that nobody waits to be heard
+		settled:  make(chan error, 1),
+	}
+	go d.run(ctx, min(s.opts.Concurrency, len(batch)))
+
+	done := ctx.Done()
+	var giveUp <-chan time.Time
+	for {
+		select {
+		case o := <-d.outcomes:
+			s.count(o)
+			continue
+		case <-done:
+			done, giveUp = nil, time.After(patience)
+			continue
+		case <-giveUp:
+		case err := <-d.settled:
+			s.countAll(d.outcomes)
+			if err != nil {
+				return storeError(err, "settling deleted blobs")
+			}
+			if err := ctx.Err(); err != nil {
+				return incomplete(err, "")
+			}
+			return nil
+		}
+		s.countAll(d.outcomes)
+		ended := d.ended.Load() // before begun, of which it is never ahead
+		return incomplete(ctx.Err(), "the bucket has not answered %d deletions, which go on", d.begun.Load()-ended)
+	}
+}
+
+// countAll counts the outcomes that are there.
+func (s *sweep) countAll(outcomes <-chan outcome) {
+	for {
+		select {
+		case o := <-outcomes:
+			s.count(o)
+		default:
+			return
+		}
+	}
+}
+
+func (s *sweep) count(o outcome) {
+	switch {
+	case o.err == nil:
+		s.report.Deleted++
+		s.report.DeletedBytes += o.size
+	case isGone(o.err):
+		s.report.Gone++
+	default:
+		s.report.Failed++
+		if len(s.report.Failures) < maxSweepDetails {
+			s.report.Failures = append(s.report.Failures, SweepFailure{o.key, o.err})
+		}
+	}
+}
+
+func (s *sweep) progress() {
+	if s.opts.Progress == nil {
+		return
+	}
+	// What is appended later lies beyond the length of these.
+	report := s.report
+	report.ForeignKeys = slices.Clip(report.ForeignKeys)
+	report.Failures = slices.Clip(report.Failures)
+	s.opts.Progress(report)
+}
+
+// deletion deletes the objects of one batch and settles the claim on them. It
+// shares nothing with its sweep but what is safe to share, because it outlives
+// the sweep when the bucket does not answer: the claim must hold until the last
+// deletion has ended, or a checkpoint could begin to use an object that is about
+// to go.
+type deletion struct {
+	bucket   *blob.Bucket
+	claims   claimer
+	batch    []candidate
+	claimed  []BlobKey // those of the batch that are claimed
+	outcomes chan outcome
+	settled  chan error
+	begun    atomic.Int64
+	ended    atomic.Int64
+}
+
+func (d *deletion) run(ctx context.Context, workers int) {
+	gone := make([]bool, len(d.batch))
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range workers {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				i := next.Add(1) - 1
+				if i >= int64(len(d.batch)) {
+					return
+				}
+				d.begun.Add(1)
+				c := d.batch[i]
+				err := d.bucket.Delete(ctx, c.key)
+				gone[i] = err == nil || isGone(err)
+				d.outcomes <- outcome{c, err}
+				d.ended.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	d.settled <- d.settle(ctx, gone)
+}
+
+func (d *deletion) settle(ctx context.Context, gone []bool) error {
+	if len(d.claimed) == 0 {
+		return nil
+	}
+	var deleted, kept []BlobKey
+	for i, c := range d.batch {
+		switch {
+		case c.foreign:
+		case gone[i]:
+			deleted = append(deleted, BlobKey(c.key))
+		default:
+			kept = append(kept, BlobKey(c.key))
+		}
+	}
+	// A claim that is never settled would refuse these blobs to every writer, so
+	// this is done whatever became of ctx.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
+	defer cancel()
+	return d.claims.settleDeleted(ctx, deleted, kept)
+}
+
+const (
+	// settleTimeout only bounds how long a broken store can keep a goroutine.
+	settleTimeout = time.Minute
+	// patience is how long a sweep waits for the bucket after ctx ended. Drivers
+	// that heed the context need far less; the others are left behind.
+	patience = 250 * time.Millisecond
+)
+
+func isGone(err error) bool { return gcerrors.Code(err) == gcerrors.NotFound }
+
+// Listing a local directory fails when a file vanishes in the meantime, as it
+// does while another sweep deletes. So a page is asked for again, some seconds
+// at the most, for that is also how a bucket answers that does not exist.
+const (
+	listTries    = 30
+	listPauseMax = 250 * time.Millisecond
+)
+
+// list returns a page of the listing and the token of the next, empty after the
+// last. It returns a moment after ctx ended even when the bucket does not answer.
+func (s *sweep) list(ctx context.Context, prefix string, token []byte) ([]*blob.ListObject, []byte, error) {
+	pause := time.Millisecond
+	for try := 1; ; try++ {
+		page, next, err := s.listOnce(ctx, prefix, token)
+		if !isGone(err) || try == listTries {
+			return page, next, err
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil, nil, ctx.Err()
+		}
+		pause = min(2*pause, listPauseMax)
+	}
+}
+
+func (s *sweep) listOnce(ctx context.Context, prefix string, token []byte) ([]*blob.ListObject, []byte, error) {
+	type result struct {
+		page []*blob.ListObject
+		next []byte
+		err  error
+	}
+	results := make(chan result, 1)
+	go func() {
+		page, next, err := s.bucket.ListPage(ctx, token, s.pageSize, &blob.ListOptions{Prefix: prefix})
+		results <- result{page, next, err}
+	}()
+	select {
+	case r := <-results:
+		return r.page, r.next, r.err
+	case <-ctx.Done():
+	}
+	select {
+	case r := <-results: // with the error of a driver that heeds ctx
+		return r.page, r.next, r.err
+	case <-time.After(patience):
+		return nil, nil, ctx.Err()
+	}
+}
+
+// incomplete returns the error of a sweep that did not do all it should; cause
+// may be nil.
+func incomplete(cause error, format string, args ...any) error {
+	return &Error{Code: ErrSweepIncomplete, Op: "sweep", Message: fmt.Sprintf(format, args...), Err: cause}
+}
+
+// storeError is incomplete, save that an error that has a class keeps it.
+func storeError(err error, doing string) error {
+	if CodeOf(err) != "" {
+		return withOp("sweep", err)
+	}
+	return incomplete(err, "%s", doing)
+}

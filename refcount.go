@@ -21,33 +21,36 @@ import (
 // one (5); every run covers a live position, so a blob with a run is in use (4);
 // a blob without a run that once had one has a garbage row (7).
 
+// Cursors here only ever seek and go forward. In a transaction that has deleted
+// rows, bbolt leaves empty pages behind, on which Prev stops as if nothing came
+// before them, and Last never ends when there is nothing else (v1.5.0).
+
 // firstRun returns the oldest run of a blob in a thread that starts at from or
 // later.
 func firstRun(c *bolt.Cursor, id blobID, n threadNumber, from position) (r run, ok bool, err error) {
 	k, v := c.Seek(runKey(id, n, from))
-	if !bytes.HasPrefix(k, runPrefix(id, n)) {
-		return run{}, false, nil
-	}
-	r, err = parseRun(k, v)
-	if err != nil {
-		return run{}, false, damagedAt(bucketRefcounts, k, err)
-	}
-	return r, true, nil
+	return runAt(k, v, runPrefix(id, n))
 }
 
-// lastRun returns the newest run of a blob in a thread.
-func lastRun(c *bolt.Cursor, id blobID, n threadNumber) (r run, ok bool, err error) {
-	k, v := c.Seek(runKey(id, n+1, 0))
-	if k == nil {
-		k, v = c.Last()
-	} else {
-		k, v = c.Prev()
+// lastRun returns the newest run of a blob in a thread. It passes over the older
+// ones: a blob has as many as it came back after it was gone.
+func lastRun(c *bolt.Cursor, id blobID, n threadNumber) (last run, ok bool, err error) {
+	prefix := runPrefix(id, n)
+	for k, v := c.Seek(prefix); ; k, v = c.Next() {
+		r, more, err := runAt(k, v, prefix)
+		if !more || err != nil {
+			return last, ok, err
+		}
+		last, ok = r, true
 	}
-	if !bytes.HasPrefix(k, runPrefix(id, n)) {
+}
+
+// runAt reads a row if its key starts with prefix.
+func runAt(k, v, prefix []byte) (r run, ok bool, err error) {
+	if !bytes.HasPrefix(k, prefix) {
 		return run{}, false, nil
 	}
-	r, err = parseRun(k, v)
-	if err != nil {
+	if r, err = parseRun(k, v); err != nil {
 		return run{}, false, damagedAt(bucketRefcounts, k, err)
 	}
 	return r, true, nil
@@ -256,26 +259,53 @@ func readReferences(tx *bolt.Tx, from []byte, limit int) ([]BlobReference, []byt
 	return batch, nil, nil
 }
 
+// unusedOf returns those of the keys that no checkpoint uses and no live pin
+// protects.
+func unusedOf(tx *bolt.Tx, now time.Time, keys []BlobKey) (unused []BlobKey, err error) {
+	refs, pins := tx.Bucket(bucketRefcounts).Cursor(), tx.Bucket(bucketPins).Cursor()
+	leases := map[threadNumber]Fence{}
+	for _, key := range keys {
+		id, ok := blobIDOf(key)
+		if !ok || isReferenced(refs, id) {
+			continue
+		}
+		if pinned, err := isPinned(tx, pins, id, now, leases); err != nil {
+			return nil, err
+		} else if !pinned {
+			unused = append(unused, key)
+		}
+	}
+	return unused, nil
+}
+
+// previewUnused returns what claimUnused would claim at this moment, save that
+// it does not see what other sweeps have claimed.
+func (s *Store) previewUnused(ctx context.Context, keys []BlobKey) (unused []BlobKey, err error) {
+	now := s.opts.Clock()
+	err = s.read(ctx, "preview unused blobs", func(tx *bolt.Tx) error {
+		unused, err = unusedOf(tx, now, keys)
+		return err
+	})
+	return unused, err
+}
+
 // claimUnused rechecks, in one transaction, that no checkpoint uses the keys and
 // no live pin protects them, and marks those as being deleted; it returns the
 // marked ones. Until settleDeleted drops the mark, an Append or Fork that would
-// start to use one of them fails with ErrBlobBeingDeleted, and Protect waits. The garbage row that it writes makes a sweep that is
-// cut off here go on the next time; the mark lives in memory, as no deletion
-// outlives the process.
+// start to use one of them fails with ErrBlobBeingDeleted, and Protect waits. The
+// garbage row that it writes makes a sweep that is cut off here go on the next
+// time; the mark lives in memory, as no deletion outlives the process.
 func (s *Store) claimUnused(ctx context.Context, keys []BlobKey) (claimed []BlobKey, err error) {
 	err = s.update(ctx, "claim unused blobs", func(tx *bolt.Tx, now time.Time) error {
 		claimed = nil
+		unused, err := unusedOf(tx, now, keys)
+		if err != nil {
+			return err
+		}
 		garbage := tx.Bucket(bucketGarbage)
-		refs, pins := tx.Bucket(bucketRefcounts).Cursor(), tx.Bucket(bucketPins).Cursor()
-		leases := map[threadNumber]Fence{}
-		for _, key := range keys {
-			id, ok := blobIDOf(key)
-			if !ok || s.deleting[id] != nil || isReferenced(refs, id) {
-				continue
-			}
-			if pinned, err := isPinned(tx, pins, id, now, leases); err != nil {
-				return err
-			} else if pinned {
+		for _, key := range unused {
+			id, _ := blobIDOf(key)
+			if s.deleting[id] != nil {
 				continue
 			}
 			if garbage.Get(id[:]) == nil {
@@ -311,6 +341,35 @@ func (s *Store) settleDeleted(ctx context.Context, gone, kept []BlobKey) error {
 		}
 		return nil
 	})
+}
+
+// garbageRow is a blob that lost its last reference, and when.
+type garbageRow struct {
+	key   BlobKey
+	since time.Time
+}
+
+// listGarbage returns up to limit rows of garbage behind the key after, in the
+// order of the keys.
+func (s *Store) listGarbage(ctx context.Context, after BlobKey, limit int) (rows []garbageRow, err error) {
+	err = s.read(ctx, "list garbage", func(tx *bolt.Tx) error {
+		c := tx.Bucket(bucketGarbage).Cursor()
+		k, v := c.First()
+		if id, ok := blobIDOf(after); ok {
+			if k, v = c.Seek(id[:]); bytes.Equal(k, id[:]) {
+				k, v = c.Next()
+			}
+		}
+		for ; k != nil && len(rows) < limit; k, v = c.Next() {
+			since, err := parseTime(v)
+			if err != nil || len(k) != len(blobID{}) {
+				return damagedAt(bucketGarbage, k, errRow)
+			}
+			rows = append(rows, garbageRow{blobID(k).key(), since})
+		}
+		return nil
+	})
+	return rows, err
 }
 
 // unmark ends what claimUnused began, and lets go on who waits for it.

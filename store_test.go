@@ -368,6 +368,38 @@ func TestCase2ReadInsideRead(t *testing.T) {
 	}
 }
 
+// TestCase4DeletingEverything: a transaction that empties whole pages must still
+// find its way around them. bbolt's Last never returns there.
+func TestCase4DeletingEverything(t *testing.T) {
+	ctx := context.Background()
+	s := openTest(t, nil)
+	for _, thread := range []ThreadID{"t", "u"} {
+		lease, err := s.AcquireWriter(ctx, thread)
+		must(t, err)
+		c := Checkpoint{ID: CheckpointID(thread + "-1"), ThreadID: thread, CreatedAt: testTime(1), Reason: ReasonNamed, Files: manyFiles(3000)}
+		must(t, s.Append(ctx, lease.Writer, c, ""))
+		must(t, s.DeleteHead(ctx, lease.Writer, c.ID))
+		head := CheckpointID("")
+		for i := range 501 {
+			c := Checkpoint{ID: CheckpointID(fmt.Sprint(thread, i)), ThreadID: thread, ParentCheckpointID: head, CreatedAt: testTime(i), Reason: ReasonNamed}
+			c.Files = []Entry{{Path: "f", Kind: KindFile, BlobKey: testKey(fmt.Sprint(thread, i))}}
+			must(t, s.Append(ctx, lease.Writer, c, head))
+			head = c.ID
+		}
+		gone, err := s.DeleteCheckpoints(ctx, lease.Writer, 1)
+		must(t, err)
+		if len(gone) != 500 {
+			t.Errorf("%d were deleted", len(gone))
+		}
+		must(t, s.DeleteThread(ctx, lease.Writer))
+	}
+	stats, err := s.Stats(ctx)
+	must(t, err)
+	if stats.Checkpoints != 0 || stats.Runs != 0 || stats.Garbage != 3000+2*501 {
+		t.Errorf("left: %+v", stats)
+	}
+}
+
 // TestCase3ValuesOutliveTheStore: what was returned never points into the map
 // of the file.
 func TestCase3ValuesOutliveTheStore(t *testing.T) {

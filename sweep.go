@@ -28,6 +28,13 @@ type SweepOptions struct {
 	// so it must be longer than the longest capture. Zero: 24 h. For no limit
 	// say 1 ns.
 	OlderThan time.Duration
+	// Quick looks only at the blobs of which the store knows that they lost
+	// their last checkpoint or pin, instead of listing the bucket. Its cost
+	// follows the garbage and not the bucket; it does not find what was uploaded
+	// without [Store.Protect] and never used, nor foreign objects, and it does
+	// not know sizes. It takes a [*Store], and measures OlderThan from when the
+	// blob became garbage.
+	Quick bool
 	// DryRun reports what a sweep would delete and changes nothing.
 	DryRun bool
 	// DeleteForeign also deletes objects whose names no checkpoint can use, by
@@ -82,11 +89,11 @@ func (o *SweepOptions) withDefaults() (SweepOptions, error) {
 // Foreign alone. A dry run counts as Deleted what a sweep would delete.
 type SweepReport struct {
 	DryRun       bool
-	Scanned      int64 // objects below the two prefixes
+	Scanned      int64 // objects below the two prefixes; garbage rows in a quick sweep
 	Kept         int64 // in use by a checkpoint, protected, or in the hands of another sweep
 	TooYoung     int64 // unused, but not older than OlderThan
 	Deleted      int64 // deleted by this sweep
-	DeletedBytes int64 // their sizes, as they were listed
+	DeletedBytes int64 // their sizes, as they were listed; a quick sweep lists none
 	Gone         int64 // to be deleted, but somebody else had done so
 	Failed       int64 // to be deleted, but the bucket gave an error; maybe deleted, maybe not
 	Foreign      int64 // objects whose names no checkpoint can use, whatever became of them
@@ -133,14 +140,18 @@ type SweepFailure struct {
 // during a sweep of theirs.
 //
 // Any number of sweeps may run at the same time. A dry run is content with a
-// read-only store, and takes protected objects for unused.
+// read-only store.
 func Sweep(ctx context.Context, store CheckpointStore, bucket *blob.Bucket, opts *SweepOptions) (SweepReport, error) {
 	o, err := opts.withDefaults()
 	if err != nil {
 		return SweepReport{}, err
 	}
 	s := newSweep(store, bucket, o)
-	err = s.run(ctx)
+	if o.Quick {
+		err = s.runQuick(ctx)
+	} else {
+		err = s.run(ctx)
+	}
 	s.progress()
 	return s.report, err
 }
@@ -168,6 +179,8 @@ const progressEvery = 10_000
 // claimer is the capability of a store to stand between a sweep and its own
 // writers.
 type claimer interface {
+	// previewUnused returns what claimUnused would, and claims nothing.
+	previewUnused(ctx context.Context, keys []BlobKey) ([]BlobKey, error)
 	// claimUnused returns those of keys, in their order, that no checkpoint uses,
 	// nothing protects and no other sweep has claimed. Until they are settled no
 	// checkpoint can begin to use them. On an error none is claimed.
@@ -175,6 +188,13 @@ type claimer interface {
 	// settleDeleted ends a claim: gone are deleted, kept are not, or not for
 	// sure.
 	settleDeleted(ctx context.Context, gone, kept []BlobKey) error
+}
+
+// garbageKeeper is the capability of a store that a quick sweep needs.
+type garbageKeeper interface {
+	claimer
+	listGarbage(ctx context.Context, after BlobKey, limit int) ([]garbageRow, error)
+	retirePins(ctx context.Context) error
 }
 
 // rechecker serves stores that are no claimers: it reads their references again.
@@ -194,6 +214,10 @@ func (r rechecker) claimUnused(ctx context.Context, keys []BlobKey) (unused []Bl
 		}
 	}
 	return unused, nil
+}
+
+func (r rechecker) previewUnused(ctx context.Context, keys []BlobKey) ([]BlobKey, error) {
+	return r.claimUnused(ctx, keys)
 }
 
 func (rechecker) settleDeleted(context.Context, []BlobKey, []BlobKey) error { return nil }
@@ -302,6 +326,40 @@ func (s *sweep) run(ctx context.Context) error {
 			}
 		}
 	}
+	return s.finish(ctx)
+}
+
+// runQuick walks the store's garbage instead of the bucket.
+func (s *sweep) runQuick(ctx context.Context) error {
+	own, ok := s.store.(garbageKeeper)
+	if !ok {
+		return &Error{Code: ErrInvalidOptions, Op: "sweep", Message: fmt.Sprintf("a %T keeps no list of its garbage, which a Quick sweep goes by", s.store)}
+	}
+	if !s.opts.DryRun {
+		if err := own.retirePins(ctx); err != nil {
+			return storeError(err, "retiring pins")
+		}
+	}
+	for after := BlobKey(""); ; {
+		rows, err := own.listGarbage(ctx, after, claimBatch)
+		if err != nil {
+			return storeError(err, "listing garbage")
+		}
+		if len(rows) == 0 {
+			return s.finish(ctx)
+		}
+		for _, row := range rows {
+			after = row.key
+			s.scanned()
+			if err := s.judge(ctx, candidate{key: string(row.key)}, row.since); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// finish deletes what is left of the candidates and says whether all went well.
+func (s *sweep) finish(ctx context.Context) error {
 	if err := s.flush(ctx); err != nil {
 		return err
 	}
@@ -328,10 +386,7 @@ func (s *sweep) consider(ctx context.Context, object *blob.ListObject) error {
 		}
 		s.last = key
 	}
-	s.report.Scanned++
-	if s.report.Scanned%progressEvery == 0 {
-		s.progress()
-	}
+	s.scanned()
 	if wellFormed {
 		used, err := s.refs.use(key)
 		if err != nil {
@@ -350,17 +405,26 @@ func (s *sweep) consider(ctx context.Context, object *blob.ListObject) error {
 			return nil
 		}
 	}
-	switch {
-	case object.ModTime.IsZero() || !object.ModTime.Before(s.cutoff):
+	return s.judge(ctx, candidate{object.Key, object.Size, !wellFormed}, object.ModTime)
+}
+
+func (s *sweep) scanned() {
+	s.report.Scanned++
+	if s.report.Scanned%progressEvery == 0 {
+		s.progress()
+	}
+}
+
+// judge makes a candidate of an object that nobody is known to use and that has
+// been as it is since a moment.
+func (s *sweep) judge(ctx context.Context, c candidate, since time.Time) error {
+	if since.IsZero() || !since.Before(s.cutoff) {
 		s.report.TooYoung++
-	case s.opts.DryRun:
-		s.report.Deleted++
-		s.report.DeletedBytes += object.Size
-	default:
-		s.batch = append(s.batch, candidate{object.Key, object.Size, !wellFormed})
-		if len(s.batch) == s.batchSize {
-			return s.flush(ctx)
-		}
+		return nil
+	}
+	s.batch = append(s.batch, c)
+	if len(s.batch) == s.batchSize {
+		return s.flush(ctx)
 	}
 	return nil
 }
@@ -378,8 +442,12 @@ func (s *sweep) flush(ctx context.Context) error {
 	}
 	claimed := keys
 	if len(keys) > 0 {
+		claim := s.claims.claimUnused
+		if s.opts.DryRun {
+			claim = s.claims.previewUnused
+		}
 		var err error
-		if claimed, err = s.claims.claimUnused(ctx, keys); err != nil {
+		if claimed, err = claim(ctx, keys); err != nil {
 			return storeError(err, "claiming unused blobs")
 		}
 		s.report.Kept += int64(len(keys) - len(claimed))
@@ -396,6 +464,13 @@ func (s *sweep) flush(ctx context.Context) error {
 		}
 		return true
 	})
+	if s.opts.DryRun {
+		for _, c := range batch {
+			s.count(outcome{candidate: c})
+		}
+		s.batch = s.batch[:0]
+		return nil
+	}
 	s.batch = nil // s.delete may leave goroutines behind that hold the array
 	if err := s.delete(ctx, batch, claimed); err != nil {
 		return err

@@ -78,6 +78,10 @@ func (s *scriptedStore) claimUnused(_ context.Context, keys []BlobKey) ([]BlobKe
 	if s.claimErr != nil {
 		return nil, s.claimErr
 	}
+	return s.previewUnused(context.Background(), keys)
+}
+
+func (s *scriptedStore) previewUnused(_ context.Context, keys []BlobKey) ([]BlobKey, error) {
 	var claimed []BlobKey
 	for _, key := range keys {
 		if !slices.Contains(s.inUse, key) {

@@ -122,7 +122,7 @@ func fillStore(t *testing.T, s *Store) {
 		DestinationThreadID: "another\x00thread", DestinationCheckpointID: "a fork", CreatedAt: testTime(99),
 	})
 	must(t, err)
-	must(t, s.Protect(ctx, w, []BlobKey{testKey("on its way")}))
+	protect(t, s, w, testKey("on its way"))
 	must(t, s.SaveThread(ctx, "only a transcript", []json.RawMessage{json.RawMessage(`{"a":1}`)}))
 	must(t, s.UpsertInstance(ctx, Instance{Key: "k", Provider: "p", ProviderSandboxID: "sb", ThreadID: "a thread", UpdatedAt: testTime(1)}))
 }

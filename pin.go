@@ -21,9 +21,11 @@ type Protector interface {
 	// ends, or until a checkpoint that uses them is gone again, whichever is
 	// later. A blob that a sweep is deleting just now is waited for. So what
 	// exists in the bucket after Protect returned, or is uploaded then, stays.
-	// Checks: id valid ([ErrInvalidID]), keys valid ([ErrInvalidEntry]), w
-	// current ([ErrWriterLost]).
-	Protect(ctx context.Context, w Writer, keys []BlobKey) error
+	// It returns those of the keys, each once, that no checkpoint of any thread
+	// uses: only these can be missing in the bucket. Checks: id valid
+	// ([ErrInvalidID]), keys valid ([ErrInvalidEntry]), w current
+	// ([ErrWriterLost]).
+	Protect(ctx context.Context, w Writer, keys []BlobKey) (unused []BlobKey, err error)
 }
 
 func pinKey(id blobID, n threadNumber) []byte {
@@ -68,17 +70,17 @@ func isLivePin(tx *bolt.Tx, k, v []byte, now time.Time, leases map[threadNumber]
 // Protect implements [Protector]. It writes nothing for blobs that the thread's
 // head uses already: the head cannot go while w is current, but by w's own doing.
 // The pins are durable when it returns.
-func (s *Store) Protect(ctx context.Context, w Writer, keys []BlobKey) error {
+func (s *Store) Protect(ctx context.Context, w Writer, keys []BlobKey) (unused []BlobKey, err error) {
 	const op = "protect"
 	if err := w.ThreadID.Validate(); err != nil {
-		return withOp(op, err)
+		return nil, withOp(op, err)
 	}
 	ids := make([]blobID, 0, len(keys))
 	for _, key := range keys {
 		id, ok := blobIDOf(key)
 		if !ok {
 			_, err := ParseBlobKey(string(key))
-			return withOp(op, err)
+			return nil, withOp(op, err)
 		}
 		ids = append(ids, id)
 	}
@@ -86,7 +88,7 @@ func (s *Store) Protect(ctx context.Context, w Writer, keys []BlobKey) error {
 	for {
 		var deleting chan struct{}
 		err := s.update(ctx, op, func(tx *bolt.Tx, now time.Time) error {
-			deleting = nil
+			unused, deleting = nil, nil
 			n, err := currentWriter(tx, w, w.ThreadID, now)
 			if err != nil {
 				return err
@@ -102,8 +104,12 @@ func (s *Store) Protect(ctx context.Context, w Writer, keys []BlobKey) error {
 				if err != nil {
 					return err
 				}
-				if !ok || r.last != 0 {
-					fresh = append(fresh, id)
+				if ok && r.last == 0 {
+					continue
+				}
+				fresh = append(fresh, id)
+				if !ok && !isReferenced(refs, id) {
+					unused = append(unused, id.key())
 				}
 			}
 			pins := tx.Bucket(bucketPins)
@@ -114,13 +120,16 @@ func (s *Store) Protect(ctx context.Context, w Writer, keys []BlobKey) error {
 			}
 			return nil
 		})
-		if err != nil || deleting == nil {
-			return err
+		if err != nil {
+			return nil, err
+		}
+		if deleting == nil {
+			return unused, nil
 		}
 		select {
 		case <-deleting:
 		case <-ctx.Done():
-			return ctx.Err()
+			return nil, ctx.Err()
 		}
 	}
 }

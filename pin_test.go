@@ -18,6 +18,13 @@ func claim(t *testing.T, s *Store, keys ...BlobKey) []BlobKey {
 	return claimed
 }
 
+func protect(t *testing.T, s *Store, w Writer, keys ...BlobKey) []BlobKey {
+	t.Helper()
+	unused, err := s.Protect(context.Background(), w, keys)
+	must(t, err)
+	return unused
+}
+
 func TestPinsEndWithTheirLease(t *testing.T) {
 	key, other := testKey("pinned"), testKey("other")
 	for name, end := range map[string]func(t *testing.T, s *Store, l Lease){
@@ -35,7 +42,7 @@ func TestPinsEndWithTheirLease(t *testing.T) {
 				ctx := context.Background()
 				lease, err := s.AcquireWriter(ctx, "t")
 				must(t, err)
-				must(t, s.Protect(ctx, lease.Writer, []BlobKey{key, key}))
+				protect(t, s, lease.Writer, key, key)
 				if got := claim(t, s, key, other); !slices.Equal(got, []BlobKey{other}) {
 					t.Errorf("while the lease lasts, a sweep may delete %q", got)
 				}
@@ -63,19 +70,19 @@ func TestProtectChecks(t *testing.T) {
 		ctx := context.Background()
 		lease, err := s.AcquireWriter(ctx, "t")
 		must(t, err)
-		if err := s.Protect(ctx, lease.Writer, []BlobKey{"sandbox-files/x"}); !errors.Is(err, ErrInvalidEntry) {
+		if _, err := s.Protect(ctx, lease.Writer, []BlobKey{"sandbox-files/x"}); !errors.Is(err, ErrInvalidEntry) {
 			t.Errorf("bad key: %v", err)
 		}
-		if err := s.Protect(ctx, Writer{}, nil); !errors.Is(err, ErrInvalidID) {
+		if _, err := s.Protect(ctx, Writer{}, nil); !errors.Is(err, ErrInvalidID) {
 			t.Errorf("no thread: %v", err)
 		}
 		w := lease.Writer
 		w.Fence++
-		if err := s.Protect(ctx, w, nil); !errors.Is(err, ErrWriterLost) {
+		if _, err := s.Protect(ctx, w, nil); !errors.Is(err, ErrWriterLost) {
 			t.Errorf("another fence: %v", err)
 		}
 		time.Sleep(time.Until(lease.ExpiresAt))
-		if err := s.Protect(ctx, lease.Writer, nil); !errors.Is(err, ErrWriterLost) {
+		if _, err := s.Protect(ctx, lease.Writer, nil); !errors.Is(err, ErrWriterLost) {
 			t.Errorf("at the expiry: %v", err)
 		}
 	})
@@ -87,7 +94,7 @@ func TestAppendTurnsPinsIntoRuns(t *testing.T) {
 	lease, err := s.AcquireWriter(ctx, "t")
 	must(t, err)
 	c := testCheckpoint("t", 0, "")
-	must(t, s.Protect(ctx, lease.Writer, append(c.BlobKeys(), testKey("never used"))))
+	protect(t, s, lease.Writer, append(c.BlobKeys(), testKey("never used"))...)
 	must(t, s.Append(ctx, lease.Writer, c, ""))
 	stats, err := s.Stats(ctx)
 	must(t, err)
@@ -95,7 +102,9 @@ func TestAppendTurnsPinsIntoRuns(t *testing.T) {
 		t.Errorf("%d pins are left, want the one that was never used", stats.Pins)
 	}
 	// What the head uses needs no pin.
-	must(t, s.Protect(ctx, lease.Writer, c.BlobKeys()))
+	if unused := protect(t, s, lease.Writer, append(c.BlobKeys(), testKey("never used"))...); !slices.Equal(unused, []BlobKey{testKey("never used")}) {
+		t.Errorf("unused: %q", unused)
+	}
 	if stats, err = s.Stats(ctx); err != nil || stats.Pins != 1 {
 		t.Errorf("%d pins, %v", stats.Pins, err)
 	}
@@ -120,11 +129,11 @@ func TestProtectWaitsForADeletion(t *testing.T) {
 		}
 		short, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
-		if err := s.Protect(short, lease.Writer, []BlobKey{key}); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := s.Protect(short, lease.Writer, []BlobKey{key}); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("protect with a deadline: %v", err)
 		}
 		protected := make(chan error, 1)
-		go func() { protected <- s.Protect(ctx, lease.Writer, []BlobKey{key}) }()
+		go func() { _, err := s.Protect(ctx, lease.Writer, []BlobKey{key}); protected <- err }()
 		synctest.Wait()
 		select {
 		case err := <-protected:

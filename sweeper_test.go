@@ -50,7 +50,7 @@ func TestQuickSweep(t *testing.T) {
 		appendBlobs(t, s, bucket, lease.Writer, "2", "1", "both", "new")
 		must(t, bucket.WriteAll(ctx, string(testKey("stranger")), nil, nil))
 		must(t, bucket.WriteAll(ctx, string(testKey("pinned")), nil, nil))
-		must(t, s.Protect(ctx, lease.Writer, []BlobKey{testKey("pinned")}))
+		protect(t, s, lease.Writer, testKey("pinned"))
 		must(t, s.DeleteHead(ctx, lease.Writer, "2"))
 
 		opts := SweepOptions{Quick: true, OlderThan: time.Minute}

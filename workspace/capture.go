@@ -1,0 +1,362 @@
+package workspace
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"gocloud.dev/blob"
+	"gocloud.dev/gcerrors"
+
+	"checkpointdb"
+	"checkpointdb/buckets"
+)
+
+// CaptureOptions says what to capture. The zero value is a good default.
+type CaptureOptions struct {
+	// Exclude decides what is outside; nil means DefaultExclude.
+	Exclude Filter
+	// Include takes back some of what Exclude left out; nil means nothing.
+	Include Filter
+	// SkipSpecial leaves out named pipes, sockets and devices and lists them in
+	// Captured.Skipped. Without it they are an error.
+	SkipSpecial bool
+	// MaxFileSize is the largest file in bytes to capture, holes included; a
+	// larger one is an error. 0 means no limit.
+	MaxFileSize int64
+	// Protect is called after all files are hashed and before the bucket is asked
+	// for the first, with the key of every file, each once; and again when the
+	// capture has to start again. It promises that no sweep deletes them before
+	// they are appended, and returns those that can be missing in the bucket; the
+	// others are not looked for. Bind it to [checkpointdb.Store.Protect] and the
+	// thread's writer. Nil: nothing is promised, so no sweep may run until the
+	// Append.
+	Protect func(ctx context.Context, keys []checkpointdb.BlobKey) (unused []checkpointdb.BlobKey, err error)
+
+	hook func(point, path string) // for tests: called where the tree may change
+}
+
+// Captured is the result of a capture.
+type Captured struct {
+	Files         []checkpointdb.Entry // by the bytes of the path; the caller's own
+	Skipped       []string             // special files left out, by path
+	Uploaded      int                  // blobs that were not in the bucket yet
+	UploadedBytes int64
+}
+
+// A capture starts again when the tree changes under it, so often and after so
+// long a pause. The end of a turn is when editors and watchers tidy up.
+const (
+	captureAttempts = 3
+	capturePause    = 50 * time.Millisecond
+)
+
+// Capture stores the bytes of all files under dir in the bucket, each content
+// once, and returns the entries of a checkpoint for dir.
+//
+// A directory has an entry only when nothing beneath it has one, be it empty or
+// full of things that are left out, since a restore makes the others anyway.
+//
+// Bytes that Capture uploads are durable when it returns. A blob that is in the
+// bucket already is trusted by its size. After an error the bucket may hold
+// blobs that no checkpoint names; they are reused by the next capture or swept.
+// Names that no checkpoint can hold, special files and too large files are
+// found before anything is stored.
+//
+// Capture is not a snapshot of one instant: it sees each file as it was at some
+// moment while it ran, and size and key in an entry always belong to the stored
+// bytes. When a file or directory changes while it is being read, the capture
+// starts again, and gives up with ErrTreeChanged after a few times.
+//
+// A directory in which a Restore did not finish is refused with
+// ErrRestoreUnfinished: it is a mixture of two states that nobody ever had.
+//
+// Capture may be called from many goroutines, for one directory too. Contents
+// are streamed; memory does not grow with the size of files, only with their
+// number.
+func Capture(ctx context.Context, dir string, bucket *blob.Bucket, opts *CaptureOptions) (Captured, error) {
+	if opts == nil {
+		opts = &CaptureOptions{}
+	}
+	result, err := capture(ctx, dir, bucket, *opts)
+	if err != nil {
+		return Captured{}, wrap("capture", err)
+	}
+	return result, nil
+}
+
+func capture(ctx context.Context, dir string, bucket *blob.Bucket, opts CaptureOptions) (Captured, error) {
+	root, err := openRoot(dir)
+	if err != nil {
+		return Captured{}, err
+	}
+	defer root.Close()
+	if id, found, err := readMarker(root); err != nil {
+		return Captured{}, err
+	} else if found {
+		return Captured{}, coded(ErrRestoreUnfinished, &UnfinishedError{Dir: dir, CheckpointID: id})
+	}
+	c := &capturer{
+		root:   root,
+		bucket: bucket,
+		opts:   opts,
+		scope:  newScope(opts.Exclude, opts.Include),
+	}
+	for attempt := 1; ; attempt++ {
+		err := c.attempt(ctx)
+		if err == nil {
+			return c.result, nil
+		}
+		if attempt == captureAttempts || !errors.Is(err, ErrTreeChanged) {
+			return Captured{}, err
+		}
+		select {
+		case <-ctx.Done():
+			return Captured{}, ctx.Err()
+		case <-time.After(capturePause):
+		}
+	}
+}
+
+type capturer struct {
+	root   *os.Root
+	bucket *blob.Bucket
+	opts   CaptureOptions
+	scope  scope
+	found  []found // of the current attempt
+
+	mu     sync.Mutex // guards result during the upload
+	result Captured
+}
+
+// found is an entry and, for a regular file, what the listing said about it.
+type found struct {
+	entry checkpointdb.Entry
+	info  fs.FileInfo
+}
+
+// attempt lists, hashes and uploads, in this order and each for the whole tree:
+// nothing is stored before all names are known to be good, and all keys are
+// known before the bucket is asked for the first.
+func (c *capturer) attempt(ctx context.Context) error {
+	c.found, c.result.Skipped = nil, nil
+	if _, err := c.list(ctx, "", nil); err != nil {
+		return err
+	}
+	slices.Sort(c.result.Skipped)
+	slices.SortFunc(c.found, func(a, b found) int { return strings.Compare(a.entry.Path, b.entry.Path) })
+	// The keys are not known yet, but everything else is checked as it will be.
+	if err := checkpointdb.ValidateFiles(c.entries()); err != nil {
+		return err
+	}
+	if err := forEach(ctx, len(c.found), c.hash); err != nil {
+		return err
+	}
+	if err := c.upload(ctx); err != nil {
+		return err
+	}
+	c.result.Files = c.entries()
+	return nil
+}
+
+func (c *capturer) entries() []checkpointdb.Entry {
+	entries := make([]checkpointdb.Entry, len(c.found))
+	for i := range c.found {
+		entries[i] = c.found[i].entry
+	}
+	return entries
+}
+
+// list collects the entries beneath dir and reports whether there are any.
+func (c *capturer) list(ctx context.Context, dir string, info fs.FileInfo) (some bool, err error) {
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
+	c.at("list", dir)
+	children, err := readDir(c.root, dir, info)
+	if err != nil {
+		return false, readError(dir, err)
+	}
+	for _, d := range children {
+		p := join(dir, d.Name())
+		if isMarker(p) || c.scope.leavesOut(p, d) {
+			continue
+		}
+		f := found{entry: checkpointdb.Entry{Path: p}}
+		switch d.Type() {
+		case 0:
+			f.entry.Kind = checkpointdb.KindFile
+			f.entry.BlobKey = checkpointdb.FileKey(checkpointdb.Digest{})
+			if f.info, err = d.Info(); err == nil {
+				err = c.checkSize(p, f.info)
+			}
+		case fs.ModeSymlink:
+			f.entry.Kind = checkpointdb.KindSymlink
+			if f.entry.Target, err = c.root.Readlink(p); err != nil {
+				err = errReplaced
+			}
+		case fs.ModeDir:
+			var within bool
+			if f.info, err = d.Info(); err == nil {
+				within, err = c.list(ctx, p, f.info)
+			}
+			if err == nil && within {
+				some = true
+				continue
+			}
+			f.entry.Kind = checkpointdb.KindDir
+		default:
+			if c.opts.SkipSpecial {
+				c.result.Skipped = append(c.result.Skipped, p)
+				continue
+			}
+			err = refuse(ErrSpecialFile, p, "is a %s", describe(d.Type()))
+		}
+		if err != nil {
+			return false, readError(p, err)
+		}
+		some = true
+		c.found = append(c.found, f)
+	}
+	return some, nil
+}
+
+// hash reads a file and completes its entry.
+func (c *capturer) hash(_ context.Context, i int, buf []byte) error {
+	e := &c.found[i].entry
+	if e.Kind != checkpointdb.KindFile {
+		return nil
+	}
+	c.at("open", e.Path)
+	f, err := openFile(c.root, e.Path, c.found[i].info)
+	if err != nil {
+		return readError(e.Path, err)
+	}
+	defer f.Close()
+	before, err := f.Stat()
+	if err != nil {
+		return readError(e.Path, err)
+	}
+	if err := c.checkSize(e.Path, before); err != nil {
+		return err
+	}
+	c.at("read", e.Path)
+	// No further than the size it had, or a file that grows would never end.
+	h := sha256.New()
+	n, err := io.CopyBuffer(h, io.LimitReader(f, before.Size()), buf)
+	if err != nil {
+		return readError(e.Path, err)
+	}
+	after, err := f.Stat()
+	if err != nil {
+		return readError(e.Path, err)
+	}
+	if n != before.Size() || after.Size() != before.Size() || !after.ModTime().Equal(before.ModTime()) {
+		return readError(e.Path, errWritten)
+	}
+	e.BlobKey = checkpointdb.FileKey(checkpointdb.Digest(h.Sum(nil)))
+	e.Size = n
+	e.Executable = isExecutable(before.Mode())
+	return nil
+}
+
+// upload puts what the bucket lacks. Files of equal content are one upload:
+// stores limit how often one object may be written.
+func (c *capturer) upload(ctx context.Context) error {
+	first := make(map[checkpointdb.BlobKey]int) // of the files with that content
+	for i := range c.found {
+		if e := &c.found[i].entry; e.Kind == checkpointdb.KindFile {
+			if _, ok := first[e.BlobKey]; !ok {
+				first[e.BlobKey] = i
+			}
+		}
+	}
+	keys := slices.Sorted(maps.Keys(first))
+	if c.opts.Protect != nil {
+		var err error
+		if keys, err = c.opts.Protect(ctx, keys); err != nil {
+			return err
+		}
+	}
+	var todo []int
+	for _, key := range keys {
+		if i, ok := first[key]; ok {
+			todo = append(todo, i)
+			delete(first, key)
+		}
+	}
+	var reused checkpointdb.BlobKey // any one of those that were there; guarded by mu
+	err := forEach(ctx, len(todo), func(ctx context.Context, i int, _ []byte) error {
+		f := &c.found[todo[i]]
+		there, err := hasBlob(ctx, c.bucket, f.entry.BlobKey, f.entry.Size)
+		if err == nil && !there {
+			err = c.put(ctx, f)
+		}
+		if err != nil {
+			return readError(f.entry.Path, err)
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if there {
+			reused = f.entry.BlobKey
+		} else {
+			c.result.Uploaded++
+			c.result.UploadedBytes += f.entry.Size
+		}
+		return nil
+	})
+	if err != nil || reused == "" {
+		return err
+	}
+	// Another process may have given a blob its name and not yet made the name
+	// durable. All file blobs lie in one directory, so one call serves for all.
+	return buckets.Sync(ctx, c.bucket, string(reused))
+}
+
+// hasBlob reports whether the blob is in the bucket with the right size. A crash
+// can leave an object of another size under a right name where a program wrote
+// it without fsync; uploading it again heals that.
+func hasBlob(ctx context.Context, bucket *blob.Bucket, key checkpointdb.BlobKey, size int64) (bool, error) {
+	attrs, err := bucket.Attributes(ctx, string(key))
+	if gcerrors.Code(err) == gcerrors.NotFound {
+		return false, nil
+	}
+	return err == nil && attrs.Size == size, err
+}
+
+// put uploads the bytes that were hashed, or nothing.
+func (c *capturer) put(ctx context.Context, f *found) error {
+	c.at("put", f.entry.Path)
+	file, err := openFile(c.root, f.entry.Path, f.info)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	v := newVerifier(file, f.entry.Size, f.entry.BlobKey)
+	err = buckets.WriteDurable(ctx, c.bucket, string(f.entry.BlobKey), f.entry.Size, v)
+	if err != nil && v.err == errMismatch {
+		return errWritten // whatever the driver made of it
+	}
+	return err
+}
+
+func (c *capturer) checkSize(p string, info fs.FileInfo) error {
+	if limit := c.opts.MaxFileSize; limit > 0 && info.Size() > limit {
+		return refuse(ErrFileTooLarge, p, "has %d bytes, more than the limit of %d", info.Size(), limit)
+	}
+	return nil
+}
+
+func (c *capturer) at(point, path string) {
+	if c.opts.hook != nil {
+		c.opts.hook(point, path)
+	}
+}

@@ -84,7 +84,10 @@ func (s *Store) Protect(ctx context.Context, w Writer, keys []BlobKey) (unused [
 		}
 		ids = append(ids, id)
 	}
-	ids = sortBlobs(ids)
+	ids, err = s.notInHead(ctx, op, w, sortBlobs(ids))
+	if err != nil || len(ids) == 0 {
+		return nil, err
+	}
 	for {
 		var deleting chan struct{}
 		err := s.update(ctx, op, func(tx *bolt.Tx, now time.Time) error {
@@ -93,27 +96,17 @@ func (s *Store) Protect(ctx context.Context, w Writer, keys []BlobKey) (unused [
 			if err != nil {
 				return err
 			}
-			var fresh []blobID
 			refs := tx.Bucket(bucketRefcounts).Cursor()
 			for _, id := range ids {
-				if done := s.deleting[id]; done != nil {
-					deleting = done
+				if deleting = s.deleting[id]; deleting != nil {
 					return nil
 				}
-				r, ok, err := lastRun(refs, id, n)
-				if err != nil {
-					return err
-				}
-				if ok && r.last == 0 {
-					continue
-				}
-				fresh = append(fresh, id)
-				if !ok && !isReferenced(refs, id) {
+				if !isReferenced(refs, id) {
 					unused = append(unused, id.key())
 				}
 			}
 			pins := tx.Bucket(bucketPins)
-			for _, id := range fresh {
+			for _, id := range ids {
 				if err := pins.Put(pinKey(id, n), u64(uint64(w.Fence))); err != nil {
 					return err
 				}
@@ -132,6 +125,31 @@ func (s *Store) Protect(ctx context.Context, w Writer, keys []BlobKey) (unused [
 			return nil, ctx.Err()
 		}
 	}
+}
+
+// notInHead returns those of the blobs that the head of w's thread does not use.
+// It only reads: most blobs of a capture are in the head, and what the head uses
+// stays so while w is current.
+func (s *Store) notInHead(ctx context.Context, op string, w Writer, ids []blobID) (rest []blobID, err error) {
+	now := s.opts.Clock()
+	err = s.read(ctx, op, func(tx *bolt.Tx) error {
+		n, err := currentWriter(tx, w, w.ThreadID, now)
+		if err != nil {
+			return err
+		}
+		refs := tx.Bucket(bucketRefcounts).Cursor()
+		for _, id := range ids {
+			r, ok, err := lastRun(refs, id, n)
+			if err != nil {
+				return err
+			}
+			if !ok || r.last != 0 {
+				rest = append(rest, id)
+			}
+		}
+		return nil
+	})
+	return rest, err
 }
 
 // dropPins removes the pins of the blobs in a thread: runs protect them now.

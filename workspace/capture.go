@@ -41,6 +41,13 @@ type CaptureOptions struct {
 	// Append.
 	Protect func(ctx context.Context, keys []checkpointdb.BlobKey) (unused []checkpointdb.BlobKey, err error)
 
+	// Index is a file in which captures of this directory remember its files, so
+	// that the next one does not read those that have not changed since, as told
+	// by size, modification and change time, inode and device. It is made when it
+	// is missing or damaged, and best lies beside the store. Empty: every file is
+	// read every time, as it is anyway on systems other than Linux and macOS.
+	Index string
+
 	hook func(point, path string) // for tests: called where the tree may change
 }
 
@@ -109,12 +116,15 @@ func capture(ctx context.Context, dir string, bucket *blob.Bucket, opts CaptureO
 		bucket: bucket,
 		opts:   opts,
 		scope:  newScope(opts.Exclude, opts.Include),
+		index:  openIndex(opts.Index),
 	}
 	for attempt := 1; ; attempt++ {
 		err := c.attempt(ctx)
 		if err == nil {
+			c.index.save()
 			return c.result, nil
 		}
+		c.index.distrust()
 		if attempt == captureAttempts || !errors.Is(err, ErrTreeChanged) {
 			return Captured{}, err
 		}
@@ -131,13 +141,15 @@ type capturer struct {
 	bucket *blob.Bucket
 	opts   CaptureOptions
 	scope  scope
+	index  *index  // may be nil
 	found  []found // of the current attempt
 
 	mu     sync.Mutex // guards result during the upload
 	result Captured
 }
 
-// found is an entry and, for a regular file, what the listing said about it.
+// found is an entry and, for a regular file, what was last said about it: by the
+// listing, then by the file that was read.
 type found struct {
 	entry checkpointdb.Entry
 	info  fs.FileInfo
@@ -148,6 +160,7 @@ type found struct {
 // known before the bucket is asked for the first.
 func (c *capturer) attempt(ctx context.Context) error {
 	c.found, c.result.Skipped = nil, nil
+	c.index.begin()
 	if _, err := c.list(ctx, "", nil); err != nil {
 		return err
 	}
@@ -162,6 +175,11 @@ func (c *capturer) attempt(ctx context.Context) error {
 	}
 	if err := c.upload(ctx); err != nil {
 		return err
+	}
+	for _, f := range c.found {
+		if digest, ok := f.entry.BlobKey.Digest(); ok {
+			c.index.remember(f.entry.Path, f.info, digest)
+		}
 	}
 	c.result.Files = c.entries()
 	return nil
@@ -235,6 +253,11 @@ func (c *capturer) hash(_ context.Context, i int, buf []byte) error {
 	if e.Kind != checkpointdb.KindFile {
 		return nil
 	}
+	if digest, ok := c.index.lookup(e.Path, c.found[i].info); ok {
+		e.BlobKey, e.Size = checkpointdb.FileKey(digest), c.found[i].info.Size()
+		e.Executable = isExecutable(c.found[i].info.Mode())
+		return nil
+	}
 	c.at("open", e.Path)
 	f, err := openFile(c.root, e.Path, c.found[i].info)
 	if err != nil {
@@ -265,6 +288,7 @@ func (c *capturer) hash(_ context.Context, i int, buf []byte) error {
 	e.BlobKey = checkpointdb.FileKey(checkpointdb.Digest(h.Sum(nil)))
 	e.Size = n
 	e.Executable = isExecutable(before.Mode())
+	c.found[i].info = after
 	return nil
 }
 

@@ -78,6 +78,7 @@ func TestConformance(t *testing.T) {
 				options.Volatile = "memstore keeps nothing when it is closed"
 			}
 			storetest.Run(t, func(t *testing.T) storetest.Harness {
+				t.Parallel()
 				return &harness{t: t, kind: kind, path: filepath.Join(t.TempDir(), "store.db")}
 			}, options)
 		})

@@ -39,7 +39,7 @@ type CheckpointStore interface {
 
 	// Append adds the checkpoint, makes it the head of its thread and counts
 	// the blob keys it uses, each once. expectedHead is "" for a thread without
-	// a head. Checks: all ids valid ([ErrInvalidID]); CreatedAt, reason, texts,
+	// a head. Checks: all ids valid, w's too ([ErrInvalidID]); CreatedAt, reason, texts,
 	// files, conversation, artifacts valid ([ErrInvalidEntry]); w is of this
 	// thread and current ([ErrWriterLost]); the id is unused in every thread
 	// ([ErrDuplicateID]); the head is expectedHead ([ErrStaleHead]); the parent
@@ -79,7 +79,7 @@ type Forker interface {
 	// Fork stores one checkpoint of reason fork-root, without parent, label or
 	// run id, with the files, conversation and artifacts of the source, as the
 	// head of the new thread, and saves the conversation as the new thread's
-	// transcript, all or nothing. Checks: ids valid, CreatedAt valid, threads
+	// transcript, all or nothing. Checks: ids valid, w's too, CreatedAt valid, threads
 	// differ ([ErrForkSourceThreadMismatch]), source exists
 	// ([ErrForkSourceNotFound]), source is of the source thread
 	// ([ErrForkSourceThreadMismatch]), w is of the new thread and current
@@ -107,6 +107,7 @@ type InstanceStore interface {
 	// ([ErrInvalidID]), texts and time valid ([ErrInvalidEntry]).
 	UpsertInstance(ctx context.Context, in Instance) error
 	// DeleteInstance removes the record under key; a missing one is no error.
+	// Checks: key valid.
 	DeleteInstance(ctx context.Context, key string) error
 }
 
@@ -127,8 +128,8 @@ type ThreadDeleter interface {
 	// DeleteThread removes the checkpoints, head, reference counts, transcript
 	// and lease of w's thread; its fence stays, so that w and every older
 	// writer are lost and the next lease gets a larger fence. It may be
-	// repeated with the same w until somebody else takes the lease. Checks: id
-	// valid, w current or the one whose call deleted the thread
-	// ([ErrWriterLost]).
+	// repeated with the same w until somebody else takes the lease: w is then the
+	// last writer of a thread that has neither state nor lease. Checks: id valid,
+	// w current or that last writer ([ErrWriterLost]).
 	DeleteThread(ctx context.Context, w Writer) error
 }

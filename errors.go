@@ -3,6 +3,7 @@ package checkpointdb
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -28,7 +29,8 @@ const (
 	// until when. Retry: after the expiry.
 	ErrWriterConflict Code = "SANDBOX_SNAPSHOT_WRITER_CONFLICT"
 	// ErrWriterLost: the writer's lease expired, was released or was taken by
-	// another; [*WriterLostError] has both fences. Retry: acquire again first.
+	// another; [*WriterLostError] has both fences, except for a writer of another
+	// thread, whose fences do not compare. Retry: acquire again first.
 	ErrWriterLost Code = "SANDBOX_SNAPSHOT_WRITER_LOST"
 	// ErrDuplicateID: a checkpoint of this id exists, in this or another
 	// thread. Retry: no.
@@ -104,20 +106,16 @@ type Error struct {
 
 // Error puts the package first, so that a log line says where it came from.
 func (e *Error) Error() string {
-	text := "checkpointdb: "
-	if e.Op != "" {
-		text += e.Op + ": "
-	}
-	if e.Message != "" {
-		text += e.Message
+	parts := []string{"checkpointdb"}
+	for _, part := range []string{e.Op, e.Message} {
+		if part != "" {
+			parts = append(parts, part)
+		}
 	}
 	if e.Err != nil {
-		if e.Message != "" {
-			text += ": "
-		}
-		text += e.Err.Error()
+		parts = append(parts, e.Err.Error())
 	}
-	return text + " (" + string(e.Code) + ")"
+	return strings.Join(parts, ": ") + " (" + string(e.Code) + ")"
 }
 
 // Unwrap gives errors.Is the class and errors.As the detail.

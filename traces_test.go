@@ -41,6 +41,7 @@ func TestTraces(t *testing.T) {
 			for _, file := range files {
 				name, _, _ := strings.Cut(filepath.Base(file), ".")
 				t.Run(name, func(t *testing.T) {
+					t.Parallel()
 					if err := replayTrace(t, kind, readTrace(t, file)); err != nil {
 						t.Errorf("%s:%v", file, err)
 					}
@@ -255,7 +256,7 @@ func (r *replay) step(clock *testClock, line json.RawMessage) error {
 		diff = gocmp.Diff(jsonTree(step.Result), jsonTree(got))
 	}
 	if diff != "" || checkpointdb.CodeOf(err) != step.Code || (err == nil) != *step.OK {
-		return fmt.Errorf("%s\nargs %s\ngot  %s, error %w\nwant %s, code %q\n(-want +got)\n%s",
+		return fmt.Errorf("%s\nargs %s\ngot  %s, error %v\nwant %s, code %q\n(-want +got)\n%s",
 			step.Op, step.Args, got, err, step.Result, step.Code, diff)
 	}
 	return nil

@@ -38,7 +38,8 @@ type Options struct {
 }
 
 // Run runs every case of every suite against the stores of newHarness, each as
-// a subtest. Nil options are the zero Options.
+// a subtest. A newHarness that calls t.Parallel lets them run side by side. Nil
+// options are the zero Options.
 func Run(t *testing.T, newHarness func(t *testing.T) Harness, o *Options) {
 	if o == nil {
 		o = &Options{}

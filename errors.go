@@ -7,8 +7,9 @@ import (
 	"time"
 )
 
-// Code is the class of an error. Every error that this module makes matches
-// exactly one of the codes below under [errors.Is], and [CodeOf] finds it.
+// Code is the class of an error. Every error that this module makes has one: it
+// is what [CodeOf] finds, and it matches under [errors.Is], as do the classes of
+// its causes. Package workspace has some codes of its own.
 type Code string
 
 // Error returns the code itself, so that a Code can be the target of errors.Is.

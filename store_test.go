@@ -339,7 +339,7 @@ func TestCase2ReadInsideRead(t *testing.T) {
 		done <- WithLease(ctx, s, "bulk", func(ctx context.Context, w Writer) error {
 			text := make([]byte, 1<<20)
 			fillRandom(text, 3)
-			for i := range 48 { // 1 MiB each that does not compress
+			for i := range 64 { // 1 MiB each that does not compress
 				message := fmt.Appendf(nil, `"%x"`, text[:1<<19])
 				text[i]++
 				if err := s.SaveThread(ctx, ThreadID(fmt.Sprint("bulk-", i)), []json.RawMessage{message}); err != nil {
@@ -427,6 +427,42 @@ func TestCase3ValuesOutliveTheStore(t *testing.T) {
 	must(t, s.Check(ctx))
 	must(t, s.Close())
 	if d := cmp.Diff(kept, got) + cmp.Diff(keptFork, forked); d != "" {
+		t.Error(d)
+	}
+}
+
+// TestCase47Growth: a thousand checkpoints, each with a message more and a file
+// changed, cost a small multiple of what is new in them, not their sum.
+func TestCase47Growth(t *testing.T) {
+	ctx := context.Background()
+	s := openTest(t, nil)
+	s.db.NoSync = true // it is about size
+	lease, err := s.AcquireWriter(ctx, "t")
+	must(t, err)
+	c := Checkpoint{ThreadID: "t", Reason: ReasonAutomatic, Files: manyFiles(1000)}
+	distinct := 0
+	for _, e := range c.Files {
+		distinct += len(e.Path) + len(Digest{})
+	}
+	random := make([]byte, 1024)
+	for i := range 1000 {
+		head := c.ID
+		c.ID, c.ParentCheckpointID, c.CreatedAt = CheckpointID(fmt.Sprint("cp-", i)), head, testTime(i)
+		fillRandom(random, uint64(i))
+		c.Conversation = append(c.Conversation, fmt.Appendf(nil, `"%x"`, random))
+		c.Files[i].BlobKey = testKey(fmt.Sprint("new ", i))
+		distinct += 2*len(random) + len(Digest{})
+		must(t, s.Append(ctx, lease.Writer, c, head))
+	}
+	info, err := os.Stat(s.Path())
+	must(t, err)
+	t.Logf("%d bytes of file for %d bytes of distinct content", info.Size(), distinct)
+	if info.Size() > 5*int64(distinct) {
+		t.Errorf("the file has %d bytes for %d bytes of distinct content", info.Size(), distinct)
+	}
+	got, err := s.Get(ctx, c.ID)
+	must(t, err)
+	if d := cmp.Diff(c, got, equateNil); d != "" {
 		t.Error(d)
 	}
 }

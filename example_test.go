@@ -27,7 +27,9 @@ func saveTurn(ctx context.Context, store *checkpointdb.Store, bucket *blob.Bucke
 		if err != nil {
 			return err
 		}
-		captured, err := workspace.Capture(ctx, dir, bucket, nil) // first the bytes
+		captured, err := workspace.Capture(ctx, dir, bucket, &workspace.CaptureOptions{ // first the bytes
+			Protect: checkpointdb.ProtectFor(store, w), // which no sweep takes away meanwhile
+		})
 		if err != nil {
 			return err
 		}

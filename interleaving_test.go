@@ -197,9 +197,7 @@ func (w *world) capture(actor string, thread checkpointdb.ThreadID, dir string) 
 		return // somebody else has it
 	}
 	captured, err := workspace.Capture(ctx, w.dirs[dir], bucket, &workspace.CaptureOptions{
-		Protect: func(ctx context.Context, keys []checkpointdb.BlobKey) ([]checkpointdb.BlobKey, error) {
-			return store.Protect(ctx, lease.Writer, keys)
-		},
+		Protect: checkpointdb.ProtectFor(store, lease.Writer),
 	})
 	if err == nil {
 		head, _ := w.store.Head(ctx, thread)

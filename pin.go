@@ -28,6 +28,12 @@ type Protector interface {
 	Protect(ctx context.Context, w Writer, keys []BlobKey) (unused []BlobKey, err error)
 }
 
+// ProtectFor binds a store's Protect to a writer, which is the form in which
+// workspace.CaptureOptions takes it.
+func ProtectFor(store Protector, w Writer) func(ctx context.Context, keys []BlobKey) (unused []BlobKey, err error) {
+	return func(ctx context.Context, keys []BlobKey) ([]BlobKey, error) { return store.Protect(ctx, w, keys) }
+}
+
 func pinKey(id blobID, n threadNumber) []byte {
 	return binary.BigEndian.AppendUint64(id[:], uint64(n))
 }

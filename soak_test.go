@@ -125,9 +125,7 @@ func (w *soakWriter) turn(ctx context.Context, capture func(context.Context, *wo
 	}
 	err := checkpointdb.WithLease(ctx, w.store, w.thread, func(ctx context.Context, writer checkpointdb.Writer) error {
 		captured, err := capture(ctx, &workspace.CaptureOptions{
-			Protect: func(ctx context.Context, keys []checkpointdb.BlobKey) ([]checkpointdb.BlobKey, error) {
-				return w.store.Protect(ctx, writer, keys)
-			},
+			Protect: checkpointdb.ProtectFor(w.store, writer),
 		})
 		if err != nil {
 			return err

@@ -182,8 +182,8 @@ func replayTrace(t *testing.T, kind storeKind, trace []json.RawMessage) error {
 	var head struct {
 		Trace   *int
 		Options struct {
-			LeaseDurationMs time.Duration
-			RenewAfterMs    time.Duration
+			LeaseDurationMs int64
+			RenewAfterMs    int64
 		}
 	}
 	if err := decodeStrictly(trace[0], &head); err != nil {
@@ -198,8 +198,8 @@ func replayTrace(t *testing.T, kind storeKind, trace []json.RawMessage) error {
 		store: kind.open(t, storeConfig{
 			path:          filepath.Join(t.TempDir(), "store.db"),
 			clock:         clock.Now,
-			leaseDuration: head.Options.LeaseDurationMs * time.Millisecond,
-			renewAfter:    head.Options.RenewAfterMs * time.Millisecond,
+			leaseDuration: time.Duration(head.Options.LeaseDurationMs) * time.Millisecond,
+			renewAfter:    time.Duration(head.Options.RenewAfterMs) * time.Millisecond,
 		}),
 		leases: map[string]checkpointdb.Writer{
 			"L0": {ThreadID: "t1", OwnerToken: "no-such-owner", Fence: 1},

@@ -377,9 +377,7 @@ func (b *bench) turn() {
 	capture := func() {
 		captured, err = workspace.Capture(ctx, tree, bucket, &workspace.CaptureOptions{
 			Index: b.path("turn.index"),
-			Protect: func(ctx context.Context, keys []checkpointdb.BlobKey) ([]checkpointdb.BlobKey, error) {
-				return store.Protect(ctx, lease.Writer, keys)
-			},
+			Protect: checkpointdb.ProtectFor(store, lease.Writer),
 		})
 		check(err)
 	}

@@ -217,7 +217,9 @@ func (r *runner) run(ctx context.Context, command []string) error {
 		if err != nil {
 			return err
 		}
-		captured, err := workspace.Capture(ctx, r.workspace, r.bucket, nil)
+		captured, err := workspace.Capture(ctx, r.workspace, r.bucket, &workspace.CaptureOptions{
+			Protect: checkpointdb.ProtectFor(r.store, w), // from sweeps, until Append has named them
+		})
 		if err != nil {
 			return err
 		}

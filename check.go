@@ -262,6 +262,7 @@ func (c *checker) checkChain(tx *bolt.Tx, n threadNumber) error {
 	// uses counts, for each blob, the records that name it.
 	uses := map[blobID][]position{}
 	var before *version
+	var known *encoded // of before: what has passed once need not pass again
 	var newest position
 	live := int64(0)
 	damaged := false
@@ -291,7 +292,7 @@ func (c *checker) checkChain(tx *bolt.Tx, n threadNumber) error {
 			c.add(8, thread, name, "%v", err)
 			continue
 		}
-		c.checkVersion(tx, thread, v, before)
+		known = c.checkVersion(tx, thread, v, before, known)
 		for _, id := range v.lists.blobs() {
 			uses[id] = append(uses[id], p.pos)
 		}
@@ -310,7 +311,9 @@ func (c *checker) checkChain(tx *bolt.Tx, n threadNumber) error {
 	return c.checkRuns(tx, n, h, uses)
 }
 
-func (c *checker) checkVersion(tx *bolt.Tx, thread ThreadID, v, before *version) {
+// checkVersion checks a record against its row in ids, the record before it, and
+// itself. It returns what the next one may take as checked.
+func (c *checker) checkVersion(tx *bolt.Tx, thread ThreadID, v, before *version, known *encoded) *encoded {
 	p, ok, err := getPlace(tx, v.id)
 	if err != nil || !ok || p != v.place {
 		c.add(1, thread, string(v.id), "its record has no row in ids that names it")
@@ -328,14 +331,15 @@ func (c *checker) checkVersion(tx *bolt.Tx, thread ThreadID, v, before *version)
 		c.add(3, thread, string(v.id), "it builds on position %d, which is not the record before it", v.base)
 	}
 	cp, err := v.checkpoint()
+	matches := known.match(cp.Files)
 	if err == nil {
-		err = cp.Validate()
+		err = cp.validate(known, matches)
 	}
 	if err != nil {
 		c.add(8, thread, string(v.id), "%v", err)
-		return
+		return nil
 	}
-	again := contentOf(&cp)
+	again := encodeContent(&cp, known, matches)
 	for kind := range sections {
 		if v.sections[kind].verify(again[kind]) != nil {
 			c.add(8, thread, string(v.id), "its %s encode to something else", kind)
@@ -346,6 +350,7 @@ func (c *checker) checkVersion(tx *bolt.Tx, thread ThreadID, v, before *version)
 	if h != v.header {
 		c.add(8, thread, string(v.id), "its header encodes to something else")
 	}
+	return &encoded{files: cp.Files, lists: again}
 }
 
 // checkRuns compares the runs of a thread with the uses that its records make.

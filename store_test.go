@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"runtime"
 	"strings"
 	"testing"
@@ -466,8 +467,8 @@ func TestCase47Growth(t *testing.T) {
 	}
 	got, err := s.Get(ctx, c.ID)
 	must(t, err)
-	if d := cmp.Diff(c, got, equateNil); d != "" {
-		t.Error(d)
+	if !reflect.DeepEqual(c.Files, got.Files) || !reflect.DeepEqual(c.Conversation, got.Conversation) {
+		t.Error("the last one came back different")
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 // free, as those that import them are not.
 var layers = map[string][]string{
 	".": {
+		"checkpointdb/internal/retry",
 		"checkpointdb/internal/syncdir",
 		"github.com/klauspost/compress/zstd",
 		"go.etcd.io/bbolt",
@@ -68,6 +69,7 @@ var layers = map[string][]string{
 	"workspace": {
 		"checkpointdb",
 		"checkpointdb/buckets",
+		"github.com/bmatcuk/doublestar/v4",
 		"gocloud.dev/blob",
 		"gocloud.dev/gcerrors",
 		"golang.org/x/sync/errgroup",

@@ -13,6 +13,8 @@ import (
 
 	"gocloud.dev/blob"
 	"gocloud.dev/gcerrors"
+
+	"checkpointdb/internal/retry"
 )
 
 const (
@@ -117,8 +119,9 @@ type SweepFailure struct {
 // checkpoints whose blobs are in the bucket.
 //
 // It reads the bucket's sorted listing beside the store's sorted references, in
-// memory that does not grow with either, except that a local directory is listed
-// in one piece. No transaction is open while it talks to the bucket, so a slow
+// memory that does not grow with either, save for a local directory that was not
+// opened by package buckets, which is listed in one piece. A bucket that is busy
+// is waited for. No transaction is open while it talks to the bucket, so a slow
 // bucket holds nobody up. An object that cannot be deleted does not stop it; a
 // listing that fails, or that is not in order, does, before anything more is
 // deleted.
@@ -156,12 +159,15 @@ func Sweep(ctx context.Context, store CheckpointStore, bucket *blob.Bucket, opts
 	return s.report, err
 }
 
-// The listing comes in pages. The driver for local directories walks the whole
-// directory for every page, and the one for memory sorts all its keys, so their
-// pages must be large. A page is held in memory as a whole, so the others' are
-// not larger than they need be.
+// The listing comes in pages, each of which is held in memory as a whole.
 const (
-	localPage  = 1_000_000
+	// localPage is for directories that buckets.Open lists.
+	localPage = 10_000
+	// walkedPage is for directories that gocloud's own driver lists: it walks the
+	// whole directory again for every page.
+	walkedPage = 1_000_000
+	// remotePage is for all others. Servers return less at a time anyway; memory
+	// sorts all its keys for every page.
 	remotePage = 50_000
 )
 
@@ -285,12 +291,8 @@ func newSweep(store CheckpointStore, bucket *blob.Bucket, opts SweepOptions) *sw
 		cutoff:   opts.Clock().Add(-opts.OlderThan),
 		store:    store,
 		bucket:   bucket,
-		pageSize: remotePage,
+		pageSize: pageSizeFor(bucket),
 		report:   SweepReport{DryRun: opts.DryRun},
-	}
-	var info os.FileInfo
-	if bucket.As(&info) {
-		s.pageSize = localPage
 	}
 	if own, ok := store.(claimer); ok {
 		s.claims, s.batchSize = own, claimBatch
@@ -298,6 +300,18 @@ func newSweep(store CheckpointStore, bucket *blob.Bucket, opts SweepOptions) *sw
 		s.claims, s.batchSize = rechecker{store}, recheckBatch
 	}
 	return s
+}
+
+func pageSizeFor(bucket *blob.Bucket) int {
+	var dir string
+	var info os.FileInfo
+	switch {
+	case bucket.As(&dir):
+		return localPage
+	case bucket.As(&info):
+		return walkedPage
+	}
+	return remotePage
 }
 
 func (s *sweep) run(ctx context.Context) error {
@@ -595,7 +609,7 @@ func (d *deletion) run(ctx context.Context, workers int) {
 				}
 				d.begun.Add(1)
 				c := d.batch[i]
-				err := d.bucket.Delete(ctx, c.key)
+				err := retry.Do(ctx, func(ctx context.Context) error { return d.bucket.Delete(ctx, c.key) })
 				gone[i] = err == nil || isGone(err)
 				d.outcomes <- outcome{c, err}
 				d.ended.Add(1)
@@ -671,8 +685,12 @@ func (s *sweep) listOnce(ctx context.Context, prefix string, token []byte) ([]*b
 	}
 	results := make(chan result, 1)
 	go func() {
-		page, next, err := s.bucket.ListPage(ctx, token, s.pageSize, &blob.ListOptions{Prefix: prefix})
-		results <- result{page, next, err}
+		var r result
+		r.err = retry.Do(ctx, func(ctx context.Context) (err error) {
+			r.page, r.next, err = s.bucket.ListPage(ctx, token, s.pageSize, &blob.ListOptions{Prefix: prefix})
+			return err
+		})
+		results <- r
 	}()
 	select {
 	case r := <-results:

@@ -49,7 +49,7 @@ func WriteDurable(ctx context.Context, b *blob.Bucket, key string, size int64, r
 	}
 	err := write(ctx, b, key, size, r)
 	if err != nil && checkpointdb.CodeOf(err) == "" { // an error of this module says enough
-		err = fmt.Errorf("checkpointdb: write blob %q: %w", key, err)
+		err = fmt.Errorf("checkpointdb: write blob %q: %w%s", key, err, hint(err))
 	}
 	return err
 }

@@ -37,3 +37,28 @@ func Example() {
 	// CHECKPOINTDB_BLOB_DAMAGED
 	// false <nil>
 }
+
+// A write that is tried again opens its source again.
+func ExampleRetry() {
+	ctx := context.Background()
+	bucket, err := buckets.Open(ctx, "mem://")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer bucket.Close()
+
+	err = buckets.Retry(ctx, func(ctx context.Context) error {
+		f, err := os.Open("example_test.go")
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		info, err := f.Stat()
+		if err != nil {
+			return err
+		}
+		return buckets.WriteDurable(ctx, bucket, "sources/example", info.Size(), f)
+	})
+	fmt.Println(err)
+	// Output: <nil>
+}

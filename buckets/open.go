@@ -7,12 +7,14 @@ import (
 	"net/url"
 	"regexp"
 	"strings"
+	"time"
 
 	"checkpointdb"
 
 	"gocloud.dev/blob"
 	"gocloud.dev/blob/fileblob"
 	"gocloud.dev/blob/memblob"
+	"gocloud.dev/gcerrors"
 )
 
 // cloudImport is the package that links the drivers of the clouds.
@@ -28,22 +30,10 @@ var examples = map[string]string{
 	"azblob":        "azblob://container",
 }
 
-// local makes the buckets of directories. No attribute files: a torn one makes
-// its object unreadable, and writing them doubles the cost. Temporary files
-// beside the objects: elsewhere they may be on another file system, from which
-// they can't be renamed.
-var local = fileblob.Options{
-	CreateDir:   true,
-	DirFileMode: 0o700,
-	Metadata:    fileblob.MetadataDontWrite,
-	NoTempDir:   true,
-}
-
-// files opens file URLs with the options above where gocloud's own mux would
-// use the driver's, and like that one understands ?prefix=.
+// files understands ?prefix= like gocloud's own mux.
 var files = func() *blob.URLMux {
 	mux := new(blob.URLMux)
-	mux.RegisterBucket(fileblob.Scheme, &fileblob.URLOpener{Options: local})
+	mux.RegisterBucket(fileblob.Scheme, localOpener{})
 	return mux
 }()
 
@@ -61,10 +51,13 @@ var files = func() *blob.URLMux {
 // precedence.
 //
 // Other schemes work when their driver is linked: importing
-// checkpointdb/buckets/cloud links s3, r2, gs and azblob; a driver that the
-// program registers with blob.DefaultURLMux works too. Errors of a URL that
-// can't be right match [checkpointdb.ErrInvalidArgument] and show one that is;
-// what a driver or the file system refuses is wrapped.
+// checkpointdb/buckets/cloud links s3, r2, gs and azblob, and shows their URLs; a
+// driver that the program registers with blob.DefaultURLMux works too. These are
+// asked for the first key before Open returns, so that a missing bucket or wrong
+// credentials are found at once and not when a turn is to be saved.
+//
+// Errors of a URL that can't be right match [checkpointdb.ErrInvalidArgument] and
+// show one that is; what a driver or the file system refuses is wrapped.
 func Open(ctx context.Context, rawURL string) (*blob.Bucket, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -79,15 +72,14 @@ func Open(ctx context.Context, rawURL string) (*blob.Bucket, error) {
 	if _, secret := u.User.Password(); secret {
 		rawURL = u.Redacted() // from here on it only goes into errors
 	}
+	_, known := examples[u.Scheme]
+	if problem := urlProblem(u); known && problem != "" {
+		return nil, invalid(rawURL, u.Scheme, "%s", problem)
+	}
 	mux := blob.DefaultURLMux()
-	switch _, known := examples[u.Scheme]; {
+	switch {
 	case u.Scheme == fileblob.Scheme:
-		if problem := fileURLProblem(u); problem != "" {
-			return nil, invalid(rawURL, u.Scheme, "%s", problem)
-		}
 		mux = files
-	case u.Scheme == memblob.Scheme && u.Host+u.Path+u.Opaque != "":
-		return nil, invalid(rawURL, u.Scheme, "memory has no name or path, each opening gives a new bucket")
 	case mux.ValidBucketScheme(u.Scheme):
 	case known:
 		return nil, invalid(rawURL, u.Scheme, "this program lacks the driver for %s, which it gets by importing %s", u.Scheme, cloudImport)
@@ -95,10 +87,33 @@ func Open(ctx context.Context, rawURL string) (*blob.Bucket, error) {
 		return nil, invalid(rawURL, fileblob.Scheme, "unknown scheme %q, want one of file, mem, s3, r2, gs, azblob", u.Scheme)
 	}
 	b, err := mux.OpenBucketURL(ctx, u)
+	if err == nil && u.Scheme != fileblob.Scheme && u.Scheme != memblob.Scheme {
+		err = probe(ctx, b)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("checkpointdb: open bucket %q: %w", rawURL, err)
 	}
 	return b, nil
+}
+
+// probePatience is how long a server may take to answer at first. The SDK of GCS
+// would ask for ever where nobody listens.
+const probePatience = time.Minute
+
+// probe closes b and returns an error unless it can be listed. Drivers open
+// anything; later a bucket that is missing looks like a bucket without the key.
+func probe(ctx context.Context, b *blob.Bucket) error {
+	ctx, cancel := context.WithTimeout(ctx, probePatience)
+	defer cancel()
+	_, _, err := b.ListPage(ctx, blob.FirstPageToken, 1, nil)
+	if err == nil {
+		return nil
+	}
+	_ = b.Close()
+	if gcerrors.Code(err) == gcerrors.NotFound { // GCS says this for both
+		return fmt.Errorf("there is no such bucket, or these credentials may not list it: %w", err)
+	}
+	return err
 }
 
 // hasScheme tells URLs from paths. A single letter before the colon is a drive
@@ -112,26 +127,47 @@ func openDir(dir string) (*blob.Bucket, error) {
 	case strings.Contains(dir, "?prefix="): // would be a directory of that name
 		return nil, invalid(dir, fileblob.Scheme, "a plain path takes no parameters, a URL does")
 	}
-	options := local
-	b, err := fileblob.OpenBucket(dir, &options)
+	b, err := openLocal(dir)
 	if err != nil {
 		return nil, fmt.Errorf("checkpointdb: open bucket %q: %w", dir, err)
 	}
 	return b, nil
 }
 
-// fileURLProblem says why u names no directory, "" if it may. The driver would
-// take all of these, and make a directory that nobody meant.
-func fileURLProblem(u *url.URL) string {
+// urlProblem says why u, whose scheme is known, names no bucket, "" if it may.
+// The drivers would take all of these, and work in a place that nobody meant.
+func urlProblem(u *url.URL) string {
+	path := strings.Trim(u.Path, "/")
+	switch u.Scheme {
+	case memblob.Scheme:
+		if u.Host+u.Path+u.Opaque != "" {
+			return "memory has no name or path, each opening gives a new bucket"
+		}
+		return ""
+	case fileblob.Scheme:
+		switch {
+		case u.Opaque != "":
+			return "no slash after the colon"
+		case u.Host != "" && u.Host != "." && u.Host != "localhost":
+			return fmt.Sprintf("names the host %q where a directory should begin, which takes three slashes", u.Host)
+		case path == "":
+			return "names no directory"
+		case u.Fragment != "":
+			return "a # in a directory's name is written %23"
+		}
+		return ""
+	}
 	switch {
 	case u.Opaque != "":
-		return "no slash after the colon"
-	case u.Host != "" && u.Host != "." && u.Host != "localhost":
-		return fmt.Sprintf("names the host %q where a directory should begin, which takes three slashes", u.Host)
-	case strings.Trim(u.Path, "/") == "":
-		return "names no directory"
-	case u.Fragment != "":
-		return "a # in a directory's name is written %23"
+		return "no slashes after the colon"
+	case u.User != nil:
+		return "credentials come from the environment, see " + cloudImport
+	case u.Scheme == "r2" && (u.Host == "" || path == "" || strings.Contains(path, "/")):
+		return "must name an account and a bucket and nothing more; keys below a path are opened with ?prefix="
+	case u.Scheme != "r2" && u.Host == "":
+		return "names no bucket"
+	case u.Scheme != "r2" && path != "":
+		return "a bucket has no path; keys below one are opened with ?prefix=" + path + "/"
 	}
 	return ""
 }

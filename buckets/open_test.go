@@ -139,6 +139,14 @@ func TestOpenRefuses(t *testing.T) {
 		{"gs://bucket", "checkpointdb/buckets/cloud"},
 		{"azblob://container", "checkpointdb/buckets/cloud"},
 		{"s3:bucket", "s3://bucket"},
+		{"s3://", "names no bucket"},
+		{"s3://bucket/team/one", "?prefix=team/one/"},
+		{"s3://user:secret@bucket", "credentials come from the environment"},
+		{"gs://bucket/team", "?prefix=team/"},
+		{"azblob://container/team/", "?prefix=team/"},
+		{"r2://bucket", "an account and a bucket"},
+		{"r2:///bucket", "an account and a bucket"},
+		{"r2://account/bucket/team", "?prefix="},
 	}
 	for _, c := range cases {
 		b, err := buckets.Open(t.Context(), c.url)
@@ -147,7 +155,7 @@ func TestOpenRefuses(t *testing.T) {
 			t.Errorf("%q was opened", c.url)
 			continue
 		}
-		if !errors.Is(err, checkpointdb.ErrInvalidArgument) || !strings.Contains(err.Error(), c.says) {
+		if !errors.Is(err, checkpointdb.ErrInvalidArgument) || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "secret") {
 			t.Errorf("%q: error %q, want an ErrInvalidArgument that says %q", c.url, err, c.says)
 		}
 	}

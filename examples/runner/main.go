@@ -47,7 +47,8 @@ const usage = `usage:
 
 flags:
   -db PATH          the file with the records; the first COMMAND makes it
-  -blobs URL        the bucket with the files' bytes: a directory, or file:///DIR
+  -blobs URL        the bucket with the files' bytes: a directory or file:///DIR; with -tags cloud
+                    also s3://, r2://, gs:// and azblob://
   -workspace DIR    where the command runs; when DIR is new, the newest checkpoint is restored first
   -thread ID        the conversation and its workspace
 

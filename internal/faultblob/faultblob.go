@@ -6,9 +6,10 @@ import (
 	"context"
 	"sync/atomic"
 
+	"checkpointdb/internal/passblob"
+
 	"gocloud.dev/blob"
 	"gocloud.dev/blob/driver"
-	"gocloud.dev/gcerrors"
 )
 
 // Kind is the kind of a call.
@@ -44,7 +45,7 @@ func Wrap(b *blob.Bucket, hook Hook) *blob.Bucket { return WrapPaged(b, hook, 0)
 // WrapPaged is Wrap with listings of at most pageSize objects per call, however
 // many are asked for, as servers do; 0 is no limit.
 func WrapPaged(b *blob.Bucket, hook Hook, pageSize int) *blob.Bucket {
-	return blob.NewBucket(&bucket{b, hook, pageSize})
+	return blob.NewBucket(&bucket{passblob.Bucket{B: b}, hook, pageSize})
 }
 
 // FailNth returns a hook that keeps the n-th call, counted from 1, from
@@ -72,89 +73,46 @@ func Chain(hooks ...Hook) Hook {
 
 // bucket is a driver on top of another bucket.
 type bucket struct {
-	b        *blob.Bucket
+	passblob.Bucket
 	hook     Hook
 	pageSize int
 }
 
-func (b *bucket) ErrorCode(err error) gcerrors.ErrorCode { return gcerrors.Code(err) }
-func (b *bucket) As(i any) bool                          { return b.b.As(i) }
-func (b *bucket) ErrorAs(err error, i any) bool          { return b.b.ErrorAs(err, i) }
-func (b *bucket) Close() error                           { return b.b.Close() }
-
 func (b *bucket) Attributes(ctx context.Context, key string) (attrs *driver.Attributes, err error) {
 	err = b.hook(ctx, Call{Attributes, key}, func() error {
-		a, err := b.b.Attributes(ctx, key)
-		if err != nil {
-			return err
-		}
-		attrs = &driver.Attributes{
-			CacheControl: a.CacheControl, ContentDisposition: a.ContentDisposition,
-			ContentEncoding: a.ContentEncoding, ContentLanguage: a.ContentLanguage, ContentType: a.ContentType,
-			Metadata: a.Metadata, CreateTime: a.CreateTime, ModTime: a.ModTime, Size: a.Size,
-			MD5: a.MD5, ETag: a.ETag, AsFunc: a.As,
-		}
-		return nil
+		var err error
+		attrs, err = b.Bucket.Attributes(ctx, key)
+		return err
 	})
 	return attrs, err
 }
 
 func (b *bucket) ListPaged(ctx context.Context, opts *driver.ListOptions) (page *driver.ListPage, err error) {
 	err = b.hook(ctx, Call{List, opts.Prefix}, func() error {
-		token, size := opts.PageToken, opts.PageSize
-		if len(token) == 0 {
-			token = blob.FirstPageToken
+		limited := *opts
+		if b.pageSize > 0 && (opts.PageSize == 0 || opts.PageSize > b.pageSize) {
+			limited.PageSize = b.pageSize
 		}
-		if size == 0 {
-			size = 1000
-		}
-		if b.pageSize > 0 {
-			size = min(size, b.pageSize)
-		}
-		objects, next, err := b.b.ListPage(ctx, token, size, &blob.ListOptions{
-			Prefix: opts.Prefix, Delimiter: opts.Delimiter, BeforeList: opts.BeforeList,
-		})
-		if err != nil {
-			return err
-		}
-		page = &driver.ListPage{NextPageToken: next}
-		for _, o := range objects {
-			page.Objects = append(page.Objects, &driver.ListObject{
-				Key: o.Key, ModTime: o.ModTime, Size: o.Size, MD5: o.MD5, IsDir: o.IsDir, AsFunc: o.As,
-			})
-		}
-		return nil
+		var err error
+		page, err = b.Bucket.ListPaged(ctx, &limited)
+		return err
 	})
 	return page, err
 }
 
 func (b *bucket) NewRangeReader(ctx context.Context, key string, offset, length int64, opts *driver.ReaderOptions) (r driver.Reader, err error) {
 	err = b.hook(ctx, Call{Read, key}, func() error {
-		inner, err := b.b.NewRangeReader(ctx, key, offset, length, &blob.ReaderOptions{BeforeRead: opts.BeforeRead})
-		if err == nil {
-			r = reader{inner}
-		}
+		var err error
+		r, err = b.Bucket.NewRangeReader(ctx, key, offset, length, opts)
 		return err
 	})
 	return r, err
 }
 
-type reader struct{ *blob.Reader }
-
-func (r reader) Attributes() *driver.ReaderAttributes {
-	return &driver.ReaderAttributes{ContentType: r.ContentType(), ModTime: r.ModTime(), Size: r.Size()}
-}
-
 func (b *bucket) NewTypedWriter(ctx context.Context, key, contentType string, opts *driver.WriterOptions) (w driver.Writer, err error) {
 	err = b.hook(ctx, Call{Write, key}, func() error {
 		innerCtx, cancel := context.WithCancel(ctx)
-		inner, err := b.b.NewWriter(innerCtx, key, &blob.WriterOptions{
-			BufferSize: opts.BufferSize, MaxConcurrency: opts.MaxConcurrency,
-			CacheControl: opts.CacheControl, ContentDisposition: opts.ContentDisposition,
-			ContentEncoding: opts.ContentEncoding, ContentLanguage: opts.ContentLanguage, ContentType: contentType,
-			DisableContentTypeDetection: opts.DisableContentTypeDetection || contentType == "",
-			ContentMD5:                  opts.ContentMD5, Metadata: opts.Metadata, BeforeWrite: opts.BeforeWrite, IfNotExist: opts.IfNotExist,
-		})
+		inner, err := b.Bucket.NewTypedWriter(innerCtx, key, contentType, opts)
 		if err != nil {
 			cancel()
 			return err
@@ -166,7 +124,7 @@ func (b *bucket) NewTypedWriter(ctx context.Context, key, contentType string, op
 }
 
 type writer struct {
-	*blob.Writer
+	driver.Writer
 	ctx    context.Context
 	cancel context.CancelFunc
 	hook   Hook
@@ -189,20 +147,9 @@ func (w *writer) Close() error {
 }
 
 func (b *bucket) Copy(ctx context.Context, dst, src string, opts *driver.CopyOptions) error {
-	return b.hook(ctx, Call{Copy, dst}, func() error {
-		return b.b.Copy(ctx, dst, src, &blob.CopyOptions{BeforeCopy: opts.BeforeCopy})
-	})
+	return b.hook(ctx, Call{Copy, dst}, func() error { return b.Bucket.Copy(ctx, dst, src, opts) })
 }
 
 func (b *bucket) Delete(ctx context.Context, key string, opts *driver.DeleteOptions) error {
-	return b.hook(ctx, Call{Delete, key}, func() error {
-		return b.b.DeleteWithOptions(ctx, key, &blob.DeleteOptions{BeforeDelete: opts.BeforeDelete})
-	})
-}
-
-func (b *bucket) SignedURL(ctx context.Context, key string, opts *driver.SignedURLOptions) (string, error) {
-	return b.b.SignedURL(ctx, key, &blob.SignedURLOptions{
-		Expiry: opts.Expiry, Method: opts.Method, ContentType: opts.ContentType,
-		EnforceAbsentContentType: opts.EnforceAbsentContentType, BeforeSign: opts.BeforeSign,
-	})
+	return b.hook(ctx, Call{Delete, key}, func() error { return b.Bucket.Delete(ctx, key, opts) })
 }

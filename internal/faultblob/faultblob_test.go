@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"testing"
 
+	"checkpointdb/internal/passblob"
+
 	"gocloud.dev/blob"
 	"gocloud.dev/blob/driver"
 	"gocloud.dev/blob/drivertest"
@@ -25,7 +27,7 @@ func TestConformance(t *testing.T) {
 type harness struct{}
 
 func (harness) MakeDriver(context.Context) (driver.Bucket, error) {
-	return &bucket{b: memblob.OpenBucket(nil), hook: passOn}, nil
+	return &bucket{Bucket: passblob.Bucket{B: memblob.OpenBucket(nil)}, hook: passOn}, nil
 }
 
 func (harness) MakeDriverForNonexistentBucket(context.Context) (driver.Bucket, error) {

@@ -376,7 +376,7 @@ func (b *bench) turn() {
 	var captured workspace.Captured
 	capture := func() {
 		captured, err = workspace.Capture(ctx, tree, bucket, &workspace.CaptureOptions{
-			Index: b.path("turn.index"),
+			Index:   b.path("turn.index"),
 			Protect: checkpointdb.ProtectFor(store, lease.Writer),
 		})
 		check(err)

@@ -22,16 +22,13 @@ import (
 
 // CaptureOptions says what to capture. The zero value is a good default.
 type CaptureOptions struct {
-	// Exclude decides what is outside; nil means DefaultExclude.
+	// Policy decides what is outside.
+	Policy Policy
+	// Exclude decides in place of Policy.Patterns; nil leaves it to them.
 	Exclude Filter
-	// Include takes back some of what Exclude left out; nil means nothing.
+	// Include takes back some of what Exclude, Policy.Patterns and ignore files
+	// left out; nil means nothing.
 	Include Filter
-	// SkipSpecial leaves out named pipes, sockets and devices and lists them in
-	// Captured.Skipped. Without it they are an error.
-	SkipSpecial bool
-	// MaxFileSize is the largest file in bytes to capture, holes included; a
-	// larger one is an error. 0 means no limit.
-	MaxFileSize int64
 	// Protect is called after all files are hashed and before the bucket is asked
 	// for the first, with the key of every file, each once; and again when the
 	// capture has to start again. It promises that no sweep deletes them before
@@ -48,13 +45,29 @@ type CaptureOptions struct {
 	// read every time, as it is anyway on systems other than Linux and macOS.
 	Index string
 
+	// Secrets are values, by name, that must not get into the bucket: tokens, keys,
+	// passwords. Where they occur in a file, zero bytes are stored in their place,
+	// as many, so sizes stay. An error names the secret, never its value; one of
+	// fewer than 4 bytes is refused. Only these bytes are found, not other spellings
+	// of them, and only in the content of files, not in names and targets of links.
+	// Index is not used, since its digests are of other bytes. A Rewind to the
+	// checkpoint puts the zeros into the directory.
+	Secrets map[string]string
+
+	// Own names files and directories of the program that may lie in dir, such as
+	// the store's database, and are left out with the temporary files beside them
+	// (name and ".tmp" at the end). They need not be there. The bucket's directory,
+	// where it is local, and Index are left out without being named.
+	Own []string
+
 	hook func(point, path string) // for tests: called where the tree may change
 }
 
 // Captured is the result of a capture.
 type Captured struct {
 	Files         []checkpointdb.Entry // by the bytes of the path; the caller's own
-	Skipped       []string             // special files left out, by path
+	Skipped       []Skipped            // what the policy left out for its size or kind, by path
+	Policy        Policy               // that was followed; to be stored, see Policy.Artifact
 	Uploaded      int                  // blobs that were not in the bucket yet
 	UploadedBytes int64
 }
@@ -106,17 +119,38 @@ func capture(ctx context.Context, dir string, bucket *blob.Bucket, opts CaptureO
 		return Captured{}, err
 	}
 	defer root.Close()
-	if id, found, err := readMarker(root); err != nil {
+	if state, found, err := readMarker(root); err != nil {
 		return Captured{}, err
 	} else if found {
-		return Captured{}, coded(ErrRestoreUnfinished, &UnfinishedError{Dir: dir, CheckpointID: id})
+		return Captured{}, coded(ErrRestoreUnfinished, &UnfinishedError{Dir: dir, CheckpointID: state.CheckpointID})
+	}
+	scope, err := newScope(opts.Policy, opts.Exclude, opts.Include)
+	if err != nil {
+		return Captured{}, err
+	}
+	secrets, err := newSecrets(opts.Secrets)
+	if err != nil {
+		return Captured{}, err
+	}
+	indexFile := opts.Index
+	if len(secrets) > 0 {
+		indexFile = ""
+	}
+	own := newOwnFiles(bucket, append([]string{opts.Index}, opts.Own...)...)
+	rootInfo, err := own.checkWorkspace(root, dir)
+	if err != nil {
+		return Captured{}, err
 	}
 	c := &capturer{
 		root:   root,
+		info:   rootInfo,
 		bucket: bucket,
 		opts:   opts,
-		scope:  newScope(opts.Exclude, opts.Include),
-		index:  openIndex(opts.Index),
+		scope:  scope,
+		own:    own,
+		index:  openIndex(indexFile),
+
+		secrets: secrets,
 	}
 	for attempt := 1; ; attempt++ {
 		err := c.attempt(ctx)
@@ -138,11 +172,17 @@ func capture(ctx context.Context, dir string, bucket *blob.Bucket, opts CaptureO
 
 type capturer struct {
 	root   *os.Root
+	info   fs.FileInfo // of root
 	bucket *blob.Bucket
 	opts   CaptureOptions
-	scope  scope
-	index  *index  // may be nil
-	found  []found // of the current attempt
+	scope  *scope
+	own    ownFiles
+	index  *index // may be nil
+
+	secrets secrets
+
+	found []found // of the current attempt
+	total int64   // bytes of the files found
 
 	mu     sync.Mutex // guards result during the upload
 	result Captured
@@ -159,12 +199,13 @@ type found struct {
 // nothing is stored before all names are known to be good, and all keys are
 // known before the bucket is asked for the first.
 func (c *capturer) attempt(ctx context.Context) error {
-	c.found, c.result.Skipped = nil, nil
+	c.found, c.total, c.result.Skipped = nil, 0, nil
+	c.scope.reset()
 	c.index.begin()
-	if _, err := c.list(ctx, "", nil); err != nil {
+	if _, err := c.list(ctx, "", c.info); err != nil {
 		return err
 	}
-	slices.Sort(c.result.Skipped)
+	slices.SortFunc(c.result.Skipped, func(a, b Skipped) int { return strings.Compare(a.Path, b.Path) })
 	slices.SortFunc(c.found, func(a, b found) int { return strings.Compare(a.entry.Path, b.entry.Path) })
 	// The keys are not known yet, but everything else is checked as it will be.
 	if err := checkpointdb.ValidateFiles(c.entries()); err != nil {
@@ -182,7 +223,20 @@ func (c *capturer) attempt(ctx context.Context) error {
 		}
 	}
 	c.result.Files = c.entries()
+	c.result.Policy = c.policy()
 	return nil
+}
+
+// policy returns what a restore has to know of this capture.
+func (c *capturer) policy() Policy {
+	p := c.scope.policy
+	p.Patterns = slices.Clone(p.Patterns)
+	p.Skipped = nil
+	for _, s := range c.result.Skipped {
+		p.Skipped = append(p.Skipped, s.Path)
+	}
+	p.Filtered = c.opts.Exclude != nil || c.opts.Include != nil
+	return p
 }
 
 func (c *capturer) entries() []checkpointdb.Entry {
@@ -203,9 +257,15 @@ func (c *capturer) list(ctx context.Context, dir string, info fs.FileInfo) (some
 	if err != nil {
 		return false, readError(dir, err)
 	}
+	if name := c.scope.policy.IgnoreFile; name != "" {
+		if err := c.scope.here.read(c.root, dir, name, children); err != nil {
+			return false, err
+		}
+	}
+	own := c.own.namesIn(info)
 	for _, d := range children {
 		p := join(dir, d.Name())
-		if isMarker(p) || c.scope.leavesOut(p, d) {
+		if isMarker(p) || c.own.has(d, own) || c.scope.leavesOut(p, d) {
 			continue
 		}
 		f := found{entry: checkpointdb.Entry{Path: p}}
@@ -213,8 +273,12 @@ func (c *capturer) list(ctx context.Context, dir string, info fs.FileInfo) (some
 		case 0:
 			f.entry.Kind = checkpointdb.KindFile
 			f.entry.BlobKey = checkpointdb.FileKey(checkpointdb.Digest{})
-			if f.info, err = d.Info(); err == nil {
-				err = c.checkSize(p, f.info)
+			if f.info, err = d.Info(); err != nil {
+				break
+			}
+			if err = c.checkSize(p, f.info.Size()); err != nil && c.scope.policy.SkipTooLarge {
+				c.result.Skipped = append(c.result.Skipped, Skipped{p, checkpointdb.CodeOf(err), f.info.Size()})
+				continue
 			}
 		case fs.ModeSymlink:
 			f.entry.Kind = checkpointdb.KindSymlink
@@ -232,8 +296,8 @@ func (c *capturer) list(ctx context.Context, dir string, info fs.FileInfo) (some
 			}
 			f.entry.Kind = checkpointdb.KindDir
 		default:
-			if c.opts.SkipSpecial {
-				c.result.Skipped = append(c.result.Skipped, p)
+			if c.scope.policy.SkipSpecial {
+				c.result.Skipped = append(c.result.Skipped, Skipped{Path: p, Reason: ErrSpecialFile})
 				continue
 			}
 			err = refuse(ErrSpecialFile, p, "is a %s", describe(d.Type()))
@@ -268,13 +332,13 @@ func (c *capturer) hash(_ context.Context, i int, buf []byte) error {
 	if err != nil {
 		return readError(e.Path, err)
 	}
-	if err := c.checkSize(e.Path, before); err != nil {
-		return err
+	if p := c.scope.policy; max(p.MaxFileSize, p.MaxTotalSize) > 0 && before.Size() > c.found[i].info.Size() {
+		return readError(e.Path, errWritten) // the limits were checked with the size in the listing
 	}
 	c.at("read", e.Path)
 	// No further than the size it had, or a file that grows would never end.
 	h := sha256.New()
-	n, err := io.CopyBuffer(h, io.LimitReader(f, before.Size()), buf)
+	n, err := io.CopyBuffer(h, c.secrets.blank(io.LimitReader(f, before.Size()), before.Size()), buf)
 	if err != nil {
 		return readError(e.Path, err)
 	}
@@ -293,7 +357,8 @@ func (c *capturer) hash(_ context.Context, i int, buf []byte) error {
 }
 
 // upload puts what the bucket lacks. Files of equal content are one upload:
-// stores limit how often one object may be written.
+// stores limit how often one object may be written, and who is refused for that
+// waits.
 func (c *capturer) upload(ctx context.Context) error {
 	first := make(map[checkpointdb.BlobKey]int) // of the files with that content
 	for i := range c.found {
@@ -320,10 +385,16 @@ func (c *capturer) upload(ctx context.Context) error {
 	var reused checkpointdb.BlobKey // any one of those that were there; guarded by mu
 	err := forEach(ctx, len(todo), func(ctx context.Context, i int, _ []byte) error {
 		f := &c.found[todo[i]]
-		there, err := hasBlob(ctx, c.bucket, f.entry.BlobKey, f.entry.Size)
-		if err == nil && !there {
-			err = c.put(ctx, f)
-		}
+		var there bool
+		// To look again, after a put that was refused, is part of it: the store may
+		// have refused because somebody else was just putting the same.
+		err := buckets.Retry(ctx, func(ctx context.Context) (err error) {
+			there, err = hasBlob(ctx, c.bucket, f.entry.BlobKey, f.entry.Size)
+			if err == nil && !there {
+				err = c.put(ctx, f)
+			}
+			return err
+		})
 		if err != nil {
 			return readError(f.entry.Path, err)
 		}
@@ -364,7 +435,7 @@ func (c *capturer) put(ctx context.Context, f *found) error {
 		return err
 	}
 	defer file.Close()
-	v := newVerifier(file, f.entry.Size, f.entry.BlobKey)
+	v := newVerifier(c.secrets.blank(io.LimitReader(file, f.entry.Size), f.entry.Size), f.entry.Size, f.entry.BlobKey)
 	err = buckets.WriteDurable(ctx, c.bucket, string(f.entry.BlobKey), f.entry.Size, v)
 	if err != nil && v.err == errMismatch {
 		return errWritten // whatever the driver made of it
@@ -372,10 +443,15 @@ func (c *capturer) put(ctx context.Context, f *found) error {
 	return err
 }
 
-func (c *capturer) checkSize(p string, info fs.FileInfo) error {
-	if limit := c.opts.MaxFileSize; limit > 0 && info.Size() > limit {
-		return refuse(ErrFileTooLarge, p, "has %d bytes, more than the limit of %d", info.Size(), limit)
+// checkSize counts a file, or says which limit it goes beyond.
+func (c *capturer) checkSize(p string, size int64) error {
+	if limit := c.scope.policy.MaxFileSize; limit > 0 && size > limit {
+		return refuse(ErrFileTooLarge, p, "has %d bytes, more than the limit of %d", size, limit)
 	}
+	if limit := c.scope.policy.MaxTotalSize; limit > 0 && size > limit-c.total {
+		return refuse(ErrTotalTooLarge, p, "has %d bytes, with which all files have more than the limit of %d", size, limit)
+	}
+	c.total += size
 	return nil
 }
 

@@ -10,14 +10,17 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
 	"gocloud.dev/blob"
+	"golang.org/x/sync/errgroup"
 
 	"checkpointdb"
+	"checkpointdb/internal/faultblob"
 )
 
 // mixed has every kind of entry, and names whose order by path differs from that
@@ -474,7 +477,7 @@ func TestCase36MaxFileSize(t *testing.T) {
 	must(t, os.WriteFile(filepath.Join(root, "disk.img"), []byte("boot"), 0o666))
 	must(t, os.Truncate(filepath.Join(root, "disk.img"), 50<<30))
 	start := time.Now()
-	_, err := Capture(t.Context(), root, bucket, &CaptureOptions{MaxFileSize: 10})
+	_, err := Capture(t.Context(), root, bucket, &CaptureOptions{Policy: Policy{MaxFileSize: 10}})
 	checkError(t, err, ErrFileTooLarge, "disk.img")
 	if !strings.Contains(err.Error(), "53687091200") {
 		t.Errorf("error does not have the size: %v", err)
@@ -486,7 +489,7 @@ func TestCase36MaxFileSize(t *testing.T) {
 		t.Errorf("%d blobs stored", n)
 	}
 	must(t, os.Remove(filepath.Join(root, "disk.img")))
-	mustCapture(t, root, bucket, &CaptureOptions{MaxFileSize: 10})
+	mustCapture(t, root, bucket, &CaptureOptions{Policy: Policy{MaxFileSize: 10}})
 }
 
 // A file's size does not show in the memory that its capture and its restore
@@ -537,4 +540,81 @@ func peakHeap(work func()) uint64 {
 	close(stop)
 	<-done
 	return peak
+}
+
+// busy is the error of a store that was asked too often.
+type busy struct{}
+
+func (busy) Error() string       { return "slow down" }
+func (busy) HTTPStatusCode() int { return 429 }
+
+// The store refuses a second put of a key within a second, and a get now and
+// then. Nobody's capture or restore fails for it.
+func TestCase25BusyStoreIsWaitedFor(t *testing.T) {
+	content := tree{}
+	for i := range 300 {
+		content[fmt.Sprintf("dir%d/__init__.py", i)] = file("")
+		content[fmt.Sprintf("dir%d/LICENSE", i)] = file("do as you like")
+	}
+	var (
+		mu      sync.Mutex // guards the following
+		lastPut = map[string]time.Time{}
+		puts    = map[string]int{}
+		gets    = map[string]int{}
+		refused = map[faultblob.Kind]int{}
+	)
+	admit := func(call faultblob.Call) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		switch call.Kind {
+		case faultblob.Commit:
+			if time.Since(lastPut[call.Key]) < time.Second {
+				return false
+			}
+			lastPut[call.Key] = time.Now()
+			puts[call.Key]++
+		case faultblob.Read, faultblob.Attributes:
+			gets[call.Key]++
+			return gets[call.Key]%40 != 1
+		}
+		return true
+	}
+	bucket := faultblob.Wrap(memBucket(t), func(_ context.Context, call faultblob.Call, do func() error) error {
+		if !admit(call) {
+			mu.Lock()
+			refused[call.Kind]++
+			mu.Unlock()
+			return busy{}
+		}
+		return do()
+	})
+	t.Cleanup(func() { bucket.Close() })
+
+	// Somebody else put one of the two a moment ago, torn.
+	must(t, bucket.WriteAll(t.Context(), string(keyOf("do as you like")), nil, nil))
+	roots := []string{t.TempDir(), t.TempDir(), t.TempDir()}
+	captures := new(errgroup.Group)
+	for _, root := range roots {
+		makeTree(t, root, content)
+		captures.Go(func() error {
+			_, err := Capture(t.Context(), root, bucket, nil)
+			return err
+		})
+	}
+	must(t, captures.Wait())
+	c := mustCapture(t, roots[0], bucket, nil)
+	target := filepath.Join(t.TempDir(), "new")
+	mustRestore(t, bucket, c, target, nil)
+	checkTree(t, target, content)
+	for _, kind := range []faultblob.Kind{faultblob.Commit, faultblob.Attributes, faultblob.Read} {
+		if refused[kind] == 0 {
+			t.Errorf("no %s was refused", kind)
+		}
+	}
+	// Each of the captures that run at once may put each key, but none twice.
+	for _, text := range []string{"", "do as you like"} {
+		if n := puts[string(keyOf(text))]; n > 1+len(roots) {
+			t.Errorf("%d puts of %q", n, text)
+		}
+	}
 }

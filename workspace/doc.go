@@ -19,14 +19,28 @@
 //
 // # What is left out
 //
-// Exclude and Include, the same pair in [CaptureOptions] and [RestoreOptions],
-// draw the border of the workspace. Exclude decides what is outside, by default
-// [DefaultExclude]; Include takes back some of that and always wins. Both are
-// asked about every path from the top down, and what lies beneath a directory
-// that is outside is outside too, without being asked about. So to take one
-// file out of an excluded directory, Include has to answer true for the
+// Four things draw the border of the workspace. A [Policy] says with patterns
+// what is outside, by default .git, node_modules and .env*, and may let ignore
+// files in the workspace say more. An Exclude function decides in place of the
+// patterns. An Include function takes back some of what these left out, and always
+// wins. All are asked about every path from the top down, and what lies beneath a
+// directory that is outside is outside too, without being asked about. So to take
+// one file out of an excluded directory, Include has to answer true for the
 // directory as well, and Exclude is then asked about the directory's content.
-// Capture does not read what is outside. Restore does not remove it.
+// Limits of the policy are asked last, and Include cannot lift them. Capture does
+// not read what is outside. Restore does not remove it.
+//
+// The policy can be stored with a checkpoint, see [Policy.Artifact], so that a
+// later Restore knows what was outside when the checkpoint was made. To such a
+// restore, what the ignore files of the checkpoint say is outside, and what those
+// that are in the directory now say is too: the last capture may have left that
+// out as well. The price is that the next capture after it may find more files
+// than the checkpoint has. Functions cannot be stored, so whoever captures with
+// them has to restore with them.
+//
+// Files of the program itself, such as the store's database, are named by Own in
+// the options. They and the directory of a local bucket are neither captured nor
+// changed by a restore, even where Include or a checkpoint has them.
 //
 // # Untrusted directories
 //

@@ -14,9 +14,12 @@ const (
 	// ErrSpecialFile: a named pipe, socket or device is in the workspace;
 	// [*PathError] says where. Nothing was stored. Retry: when it is gone.
 	ErrSpecialFile checkpointdb.Code = "CHECKPOINTDB_SPECIAL_FILE"
-	// ErrFileTooLarge: a file is larger than CaptureOptions.MaxFileSize;
-	// [*PathError] says which. Retry: no.
+	// ErrFileTooLarge: a file is larger than Policy.MaxFileSize, or an ignore file
+	// too large to be one; [*PathError] says which. Nothing was stored. Retry: no.
 	ErrFileTooLarge checkpointdb.Code = "CHECKPOINTDB_FILE_TOO_LARGE"
+	// ErrTotalTooLarge: all files together are larger than Policy.MaxTotalSize;
+	// [*PathError] says with which one. Nothing was stored. Retry: no.
+	ErrTotalTooLarge checkpointdb.Code = "CHECKPOINTDB_TOTAL_TOO_LARGE"
 	// ErrTreeChanged: the directory kept changing while it was read;
 	// [*PathError] says where. Retry: when the writer is done.
 	ErrTreeChanged checkpointdb.Code = "CHECKPOINTDB_TREE_CHANGED"

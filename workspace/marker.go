@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"strings"
 
@@ -29,12 +30,18 @@ const (
 	markerDir = ".checkpointdb-restore"
 	stateName = markerDir + "/state.json"
 
+	// ignoreName holds the ignore files that were in the target before the first
+	// change. A restore that goes on after it replaced them has to know what they
+	// kept outside. There is none where the policy names no ignore file.
+	ignoreName = markerDir + "/ignore.json"
+
 	// maxState is well above an id of the longest kind with every byte escaped.
 	maxState = 1 << 20
 )
 
 type restoreState struct {
 	CheckpointID checkpointdb.CheckpointID `json:"checkpointId"`
+	Paths        string                    `json:"paths,omitempty"` // chosen.digest
 }
 
 // isMarker reports whether p is reserved for the marker. In other letter case
@@ -50,52 +57,51 @@ func UnfinishedRestore(dir string) (checkpointdb.CheckpointID, bool, error) {
 		return "", false, wrap("unfinished restore", err)
 	}
 	defer root.Close()
-	id, found, err := readMarker(root)
+	state, found, err := readMarker(root)
 	if err != nil {
 		return "", false, wrap("unfinished restore", err)
 	}
-	return id, found, nil
+	return state.CheckpointID, found, nil
 }
 
 // readMarker looks for the marker. Something odd in its place, which only
 // somebody else can have made, counts as one of no known checkpoint.
-func readMarker(root *os.Root) (id checkpointdb.CheckpointID, found bool, err error) {
+func readMarker(root *os.Root) (state restoreState, found bool, err error) {
 	info, err := root.Lstat(markerDir)
 	if err == nil && !info.IsDir() {
-		return "", true, nil
+		return restoreState{}, true, nil
 	}
 	if err == nil {
 		info, err = root.Lstat(stateName)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		return "", false, nil
+		return restoreState{}, false, nil
 	}
 	if err != nil {
-		return "", false, pathError(stateName, err)
+		return restoreState{}, false, pathError(stateName, err)
 	}
 	if !info.Mode().IsRegular() {
-		return "", true, nil
+		return restoreState{}, true, nil
 	}
 	f, err := openFile(root, stateName, info)
 	if err != nil {
-		return "", false, pathError(stateName, err)
+		return restoreState{}, false, pathError(stateName, err)
 	}
 	defer f.Close()
 	data, err := io.ReadAll(io.LimitReader(f, maxState))
 	if err != nil {
-		return "", false, pathError(stateName, err)
+		return restoreState{}, false, pathError(stateName, err)
 	}
-	var state restoreState
 	if json.Unmarshal(data, &state) != nil {
-		return "", true, nil
+		return restoreState{}, true, nil
 	}
-	return state.CheckpointID, true, nil
+	return state, true, nil
 }
 
-// setMarker marks the target as being restored to checkpoint id, durably, and
-// empties the directory of temporary files.
-func (r *restorer) setMarker(id checkpointdb.CheckpointID) error {
-	data, err := json.Marshal(restoreState{id})
+// setMarker marks the target as being restored, durably, and empties the
+// directory of temporary files.
+func (r *restorer) setMarker() error {
+	data, err := json.Marshal(restoreState{r.id, r.chosen.digest})
 	if err != nil {
 		return err
 	}
@@ -110,6 +116,17 @@ func (r *restorer) setMarker(id checkpointdb.CheckpointID) error {
 	if err := r.clearMarkerDir(); err != nil {
 		return err
 	}
+	if err := r.saveIgnoreState(); err != nil {
+		return err
+	}
+	if err := r.writeState(stateName, data); err != nil {
+		return err
+	}
+	return syncDir(r.root, ".")
+}
+
+// writeState makes or replaces a file of the marker, durably.
+func (r *restorer) writeState(name string, data []byte) error {
 	const newName = markerDir + "/state.new"
 	f, err := r.root.OpenFile(newName, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -120,16 +137,67 @@ func (r *restorer) setMarker(id checkpointdb.CheckpointID) error {
 	if err != nil {
 		return err
 	}
-	if err := r.root.Rename(newName, stateName); err != nil {
+	if err := r.root.Rename(newName, name); err != nil {
 		return err
 	}
-	if err := syncDir(r.root, markerDir); err != nil {
-		return err
-	}
-	return syncDir(r.root, ".")
+	return syncDir(r.root, markerDir)
 }
 
-// clearMarkerDir removes everything in the directory but the state.
+// savedIgnoreFile is one of those in ignoreName. Neither is always valid UTF-8.
+type savedIgnoreFile struct{ Dir, Text []byte }
+
+// saveIgnoreState saves what the survey found in the target and what an earlier
+// restore saved, which comes first.
+func (r *restorer) saveIgnoreState() error {
+	if r.scope == nil || len(r.scope.here) == 0 && len(r.scope.before) == 0 {
+		return nil
+	}
+	all := maps.Clone(r.scope.here)
+	maps.Copy(all, r.scope.before)
+	var saved []savedIgnoreFile
+	for dir, file := range all {
+		saved = append(saved, savedIgnoreFile{[]byte(dir), file.text})
+	}
+	data, err := json.Marshal(saved)
+	if err != nil {
+		return err
+	}
+	return r.writeState(ignoreName, data)
+}
+
+// readIgnoreState reads what saveIgnoreState saved, if it did.
+func readIgnoreState(root *os.Root) (ignoreFiles, error) {
+	info, err := root.Lstat(ignoreName)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err == nil && !info.Mode().IsRegular() {
+		err = errReplaced
+	}
+	var data []byte
+	if err == nil {
+		var f *os.File
+		if f, err = openFile(root, ignoreName, info); err == nil {
+			data, err = io.ReadAll(f)
+			f.Close()
+		}
+	}
+	var saved []savedIgnoreFile
+	if err == nil {
+		err = json.Unmarshal(data, &saved)
+	}
+	if err != nil {
+		return nil, pathError(ignoreName, err)
+	}
+	files := make(ignoreFiles)
+	for _, s := range saved {
+		files.add(string(s.Dir), s.Text)
+	}
+	return files, nil
+}
+
+// clearMarkerDir removes everything in the directory but what an earlier restore
+// tells this one.
 func (r *restorer) clearMarkerDir() error {
 	list, err := readDir(r.root, markerDir, nil)
 	if err != nil {
@@ -137,7 +205,7 @@ func (r *restorer) clearMarkerDir() error {
 	}
 	for _, d := range list {
 		p := join(markerDir, d.Name())
-		if p == stateName && d.Type().IsRegular() {
+		if (p == stateName || p == ignoreName && r.resumed) && d.Type().IsRegular() {
 			continue
 		}
 		if err := r.root.RemoveAll(p); err != nil {

@@ -3,6 +3,8 @@ package workspace
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
 	"io"
 	"io/fs"
 	"maps"
@@ -54,7 +56,7 @@ func (r *restorer) makePlan(ctx context.Context, files []checkpointdb.Entry) err
 		}
 	}
 	if r.root != nil {
-		if _, err := r.survey(ctx, "", nil, false); err != nil {
+		if _, err := r.survey(ctx, "", r.info, false); err != nil {
 			return err
 		}
 		if err := r.compareContents(ctx); err != nil {
@@ -91,6 +93,52 @@ func (r *restorer) makePlan(ctx context.Context, files []checkpointdb.Entry) err
 	return nil
 }
 
+// chosen are the paths that a restore is restricted to.
+type chosen struct {
+	set    map[string]bool
+	digest string // tells one choice from another; "" for all paths
+}
+
+// choose returns the entries that are to be restored.
+func (r *restorer) choose(files []checkpointdb.Entry) ([]checkpointdb.Entry, error) {
+	if r.opts.Paths == nil {
+		return files, nil
+	}
+	r.chosen.set = make(map[string]bool)
+	missing := make(map[string]bool)
+	for _, p := range r.opts.Paths {
+		r.chosen.set[p], missing[p] = true, true
+	}
+	h := sha256.New()
+	for _, p := range slices.Sorted(maps.Keys(r.chosen.set)) {
+		fmt.Fprintf(h, "%q\n", p)
+	}
+	r.chosen.digest = hex.EncodeToString(h.Sum(nil))
+	var some []checkpointdb.Entry
+	for i := range files {
+		if p := files[i].Path; r.chosen.holds(p) {
+			some = append(some, files[i])
+			for ; p != ""; p = parent(p) {
+				delete(missing, p)
+			}
+		}
+	}
+	for _, p := range slices.Sorted(maps.Keys(missing)) {
+		return nil, refuse(checkpointdb.ErrInvalidArgument, p, "is not in checkpoint %q", r.id)
+	}
+	return some, nil
+}
+
+// holds reports whether p is one of the chosen paths, or beneath one.
+func (c *chosen) holds(p string) bool {
+	for ; p != ""; p = parent(p) {
+		if c.set[p] {
+			return true
+		}
+	}
+	return false
+}
+
 // survey walks dir in the target. outside says that dir lies outside the
 // workspace's border. It reports whether dir holds anything outside that the
 // checkpoint does not have, which must stay.
@@ -102,13 +150,35 @@ func (r *restorer) survey(ctx context.Context, dir string, info fs.FileInfo, out
 	if err != nil {
 		return false, readError(dir, err)
 	}
+	if name := r.scope.policy.IgnoreFile; name != "" && !outside {
+		if err := r.scope.here.read(r.root, dir, name, children); err != nil {
+			return false, err
+		}
+	}
+	own := r.own.namesIn(info)
 	for _, d := range children {
 		p := join(dir, d.Name())
 		if isMarker(p) {
 			continue
 		}
 		w := r.want[p]
-		outside := outside || r.scope.leavesOut(p, d)
+		if r.own.has(d, own) {
+			if w != nil {
+				return false, refuse(ErrTargetRefused, p, "is one of the program's own files, and in the checkpoint too")
+			}
+			stays = true
+			continue
+		}
+		if r.opts.Paths != nil && !r.chosen.holds(p) {
+			if w == nil {
+				stays = true
+				continue
+			}
+			if !d.IsDir() {
+				return false, refuse(ErrTargetRefused, p, "is no directory, and is not to be changed")
+			}
+		}
+		outside := outside || r.scope.leavesOut(p, d) || r.scope.skips(p, d)
 		if w == nil && outside {
 			stays = true
 			continue

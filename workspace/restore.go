@@ -13,11 +13,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"gocloud.dev/blob"
 	"gocloud.dev/gcerrors"
 
 	"checkpointdb"
+	"checkpointdb/buckets"
 )
 
 // RestoreOptions says how to restore. The zero value never destroys anything.
@@ -28,10 +30,39 @@ type RestoreOptions struct {
 	// DryRun changes nothing and reports what would be changed. It finds all
 	// that a real run finds before its first change, save clashes of names.
 	DryRun bool
-	// Exclude decides what is outside; nil means DefaultExclude.
+	// Policy decides what is outside; nil means the one that was stored with the
+	// checkpoint ([Policy.Artifact]), or the zero Policy where there is none.
+	Policy *Policy
+	// Exclude decides in place of the policy's patterns; nil leaves it to them.
 	Exclude Filter
-	// Include takes back some of what Exclude left out; nil means nothing.
+	// Include takes back some of what Exclude, the patterns and ignore files left
+	// out; nil means nothing.
 	Include Filter
+
+	// Paths restricts the restore to these paths of the checkpoint and what lies
+	// beneath them. What is elsewhere in dir stays as it is, also with Rewind. A
+	// path that the checkpoint does not have is refused. nil: all.
+	Paths []string
+
+	// Before is called when the restore is about to replace or remove something,
+	// after all checks and before the first change, with what will be changed. An
+	// error from it keeps the restore from changing anything. This is where to
+	// make a rewind undoable: Capture dir here, with a policy that leaves out no
+	// more than that of the restore, and keep the result; restoring that is the
+	// undo. Not called when the restore finishes one that was interrupted: what
+	// was there before that is no longer there.
+	Before func(ctx context.Context, planned Report) error
+
+	// Progress is called while the restore changes dir, at most ten times a second
+	// and at the end, on any goroutine but never on two at a time. The restore
+	// waits for it.
+	Progress func(RestoreProgress)
+
+	// Own names files and directories of the program that may lie in dir, as in
+	// CaptureOptions. They and the directory of a local bucket are never removed
+	// or replaced: a checkpoint that has something in their place is refused with
+	// ErrTargetRefused.
+	Own []string
 
 	hook     func(point, path string) // for tests: called where the process may die
 	mapsName func(name string) string // for tests: how the file system maps names
@@ -46,13 +77,16 @@ type Report struct {
 	Bytes     int64    // size of the files among Written and Replaced
 }
 
-// Restore makes dir equal to the checkpoint, of which it uses ID and Files.
+// Restore makes dir equal to the checkpoint, of which it uses ID, Files and, for
+// a policy among them, Artifacts. The conversation is none of its business: it is
+// in the checkpoint already, to be given to the agent or to the SaveThread of a
+// store. So whoever wants the conversation alone does not call Restore.
 //
 // Without options.Rewind it only adds: dir is made when it is missing, and when
 // it holds anything that the restore would have to replace or remove, nothing
 // is changed and the error is ErrTargetNotEmpty. With Rewind it replaces and
-// removes too. What Exclude and Include leave out is never removed, and never
-// written unless the checkpoint has it. A file system's root, the user's home
+// removes too. What is outside, see the package's comment, is never removed, and
+// never written unless the checkpoint has it. A file system's root, the user's home
 // directory and the directories above it are refused as targets of a Rewind.
 // A link to a directory stands for the directory.
 //
@@ -85,7 +119,7 @@ func Restore(ctx context.Context, bucket *blob.Bucket, c checkpointdb.Checkpoint
 		id:     c.ID,
 		dir:    dir,
 		opts:   *opts,
-		scope:  newScope(opts.Exclude, opts.Include),
+		own:    newOwnFiles(bucket, opts.Own...),
 	}
 	if err := r.restore(ctx, c); err != nil {
 		return Report{}, wrap("restore", err)
@@ -94,15 +128,21 @@ func Restore(ctx context.Context, bucket *blob.Bucket, c checkpointdb.Checkpoint
 }
 
 type restorer struct {
-	bucket *blob.Bucket
-	id     checkpointdb.CheckpointID
-	dir    string
-	opts   RestoreOptions
-	scope  scope
-	root   *os.Root // nil while the target does not exist
+	bucket  *blob.Bucket
+	id      checkpointdb.CheckpointID
+	dir     string
+	opts    RestoreOptions
+	scope   *scope // nil while the target does not exist
+	own     ownFiles
+	chosen  chosen
+	root    *os.Root    // nil while the target does not exist
+	info    fs.FileInfo // of root
+	resumed bool        // an earlier restore of the target did not finish
 	plan
 	report   Report
 	failures failures
+	progress progress
+	down     atomic.Bool // the bucket, for so long that nobody waits for it any more
 }
 
 func (r *restorer) restore(ctx context.Context, c checkpointdb.Checkpoint) error {
@@ -110,6 +150,10 @@ func (r *restorer) restore(ctx context.Context, c checkpointdb.Checkpoint) error
 		return err
 	}
 	if err := checkManifest(c.Files); err != nil {
+		return err
+	}
+	files, err := r.choose(c.Files)
+	if err != nil {
 		return err
 	}
 	if err := r.openTarget(); err != nil {
@@ -120,18 +164,27 @@ func (r *restorer) restore(ctx context.Context, c checkpointdb.Checkpoint) error
 			r.root.Close()
 		}
 	}()
-	resumed, err := r.checkMarker()
-	if err != nil {
+	if err := r.checkMarker(); err != nil {
 		return err
 	}
-	if err := r.makePlan(ctx, c.Files); err != nil {
+	if r.root != nil {
+		if r.scope, err = r.newScope(ctx, c); err != nil {
+			return err
+		}
+	}
+	if err := r.makePlan(ctx, files); err != nil {
 		return err
 	}
-	if err := r.checkBlobs(ctx, c.Files); err != nil {
+	if err := r.checkBlobs(ctx, files); err != nil {
 		return err
 	}
 	if r.opts.DryRun {
 		return nil
+	}
+	if r.opts.Before != nil && !r.resumed && len(r.report.Replaced)+len(r.report.Removed) > 0 {
+		if err := r.opts.Before(ctx, r.report); err != nil {
+			return err
+		}
 	}
 	if r.root == nil {
 		if err := os.MkdirAll(r.dir, 0o777); err != nil {
@@ -141,7 +194,7 @@ func (r *restorer) restore(ctx context.Context, c checkpointdb.Checkpoint) error
 			return err
 		}
 	}
-	return r.apply(ctx, resumed)
+	return r.apply(ctx)
 }
 
 func checkManifest(files []checkpointdb.Entry) error {
@@ -178,7 +231,10 @@ func (r *restorer) openTarget() error {
 			return err
 		}
 	}
-	r.root, err = openRoot(resolved)
+	if r.root, err = openRoot(resolved); err != nil {
+		return err
+	}
+	r.info, err = r.own.checkWorkspace(r.root, r.dir)
 	return err
 }
 
@@ -211,16 +267,63 @@ func refuseRewind(dir string) error {
 	}
 }
 
-// checkMarker reports whether an earlier restore did not finish.
-func (r *restorer) checkMarker() (bool, error) {
+// checkMarker finds out whether an earlier restore did not finish.
+func (r *restorer) checkMarker() error {
 	if r.root == nil {
-		return false, nil
+		return nil
 	}
-	id, found, err := readMarker(r.root)
-	if err == nil && found && id != r.id && !r.opts.Rewind {
-		err = coded(ErrRestoreUnfinished, &UnfinishedError{Dir: r.dir, CheckpointID: id})
+	state, found, err := readMarker(r.root)
+	if err != nil || !found {
+		return err
 	}
-	return found, err
+	may := state.CheckpointID == r.id || r.opts.Rewind
+	if r.opts.Paths != nil { // the others may be the unfinished ones
+		may = state.CheckpointID == r.id && state.Paths == r.chosen.digest
+	}
+	if !may {
+		return coded(ErrRestoreUnfinished, &UnfinishedError{Dir: r.dir, CheckpointID: state.CheckpointID})
+	}
+	r.resumed = true
+	return nil
+}
+
+// newScope draws the border for the target.
+func (r *restorer) newScope(ctx context.Context, c checkpointdb.Checkpoint) (*scope, error) {
+	var policy Policy
+	if r.opts.Policy != nil {
+		policy = *r.opts.Policy
+	} else {
+		var err error
+		if policy, _, err = policyOf(ctx, c, r.bucket); err != nil {
+			return nil, err
+		}
+		if policy.Filtered && r.opts.Exclude == nil && r.opts.Include == nil && r.opts.Rewind {
+			return nil, refuse(ErrTargetRefused, r.dir, "is not rewound to checkpoint %q without the Exclude and Include that it was captured with, or a Policy", r.id)
+		}
+	}
+	s, err := newScope(policy, r.opts.Exclude, r.opts.Include)
+	if err != nil || policy.IgnoreFile == "" {
+		return s, err
+	}
+	s.stored = make(ignoreFiles)
+	for i := range c.Files {
+		e := &c.Files[i]
+		if e.Kind != checkpointdb.KindFile || path.Base(e.Path) != policy.IgnoreFile {
+			continue
+		}
+		if e.Size > maxIgnoreFile {
+			return nil, refuse(ErrFileTooLarge, e.Path, "is an ignore file of more than %d bytes", maxIgnoreFile)
+		}
+		text, err := readBlob(ctx, storedBlob{bucket: r.bucket, key: e.BlobKey, size: e.Size, checkpoint: r.id, name: e.Path})
+		if err != nil {
+			return nil, readError(e.Path, err)
+		}
+		s.stored.add(parent(e.Path), text)
+	}
+	if r.resumed {
+		s.before, err = readIgnoreState(r.root)
+	}
+	return s, err
 }
 
 // checkBlobs asks the bucket for every blob of the manifest.
@@ -240,7 +343,11 @@ func (r *restorer) checkBlobs(ctx context.Context, files []checkpointdb.Entry) e
 	}
 	err := forEach(ctx, len(ask), func(ctx context.Context, i int, _ []byte) error {
 		e := ask[i]
-		attrs, err := r.bucket.Attributes(ctx, string(e.BlobKey))
+		var attrs *blob.Attributes
+		err := buckets.Retry(ctx, func(ctx context.Context) (err error) {
+			attrs, err = r.bucket.Attributes(ctx, string(e.BlobKey))
+			return err
+		})
 		switch {
 		case gcerrors.Code(err) == gcerrors.NotFound:
 			r.failures.add(e.Path, r.missingBlob(e))
@@ -271,20 +378,25 @@ func (r *restorer) damagedBlob(e *checkpointdb.Entry, problem string) error {
 }
 
 // apply carries out the plan, between setting and removing the marker.
-func (r *restorer) apply(ctx context.Context, resumed bool) error {
-	if err := r.setMarker(r.id); err != nil {
+func (r *restorer) apply(ctx context.Context) error {
+	if err := r.setMarker(); err != nil {
 		return pathError(markerDir, err)
 	}
 	r.at("marked", "")
 	if err := r.checkNames(); err != nil {
-		if !resumed {
+		if !r.resumed {
 			if markerErr := r.removeMarker(); markerErr != nil {
 				err = errors.Join(err, pathError(markerDir, markerErr))
 			}
 		}
 		return err
 	}
+	r.progress.start(r.opts.Progress, RestoreProgress{
+		Total:      len(r.removals) + len(r.mkdirs) + len(r.files) + len(r.links),
+		TotalBytes: r.report.Bytes,
+	})
 	err := r.change(ctx)
+	r.progress.end()
 	if failed := r.failures.error(r.id); failed != nil {
 		err = errors.Join(failed, err)
 	}
@@ -308,6 +420,7 @@ func (r *restorer) change(ctx context.Context) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
+		r.progress.add(1, 0)
 		if err := r.remove(p); err != nil {
 			r.failures.add(p, err)
 			continue
@@ -315,6 +428,7 @@ func (r *restorer) change(ctx context.Context) error {
 		r.at("removed", p)
 	}
 	for _, p := range r.mkdirs {
+		r.progress.add(1, 0)
 		err := r.underMissing(p)
 		if err == nil {
 			r.made[p], err = r.mkdir(p, 0o777)
@@ -335,6 +449,7 @@ func (r *restorer) change(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
+		r.progress.add(1, 0)
 		if err != nil {
 			r.failures.add(w.entry.Path, err)
 			return nil
@@ -347,6 +462,7 @@ func (r *restorer) change(ctx context.Context) error {
 	}
 	for _, w := range r.links {
 		p := w.entry.Path
+		r.progress.add(1, 0)
 		err := r.underMissing(p)
 		if err == nil {
 			err = r.writeLink(w)
@@ -378,6 +494,35 @@ func (r *restorer) underMissing(p string) error {
 // writeFile makes one file, whole or not at all.
 func (r *restorer) writeFile(ctx context.Context, i int, w *wanted, buf []byte) error {
 	e := w.entry
+	temp := fmt.Sprintf("%s/%d", markerDir, i)
+	get := func(ctx context.Context) error { return r.download(ctx, temp, e, buf) }
+	var err error
+	if r.down.Load() {
+		err = get(ctx)
+	} else if err = buckets.Retry(ctx, get); buckets.IsTemporary(err) {
+		r.down.Store(true)
+	}
+	if err != nil {
+		return err
+	}
+	err = r.modify(e.Path, func() error {
+		if !w.exists && !r.made[path.Dir(e.Path)] {
+			// Rename would replace what turned up since the plan was made, or
+			// is there under a name that the file system takes for this one.
+			if _, err := r.root.Lstat(e.Path); err == nil {
+				return fs.ErrExist
+			}
+		}
+		return r.root.Rename(temp, e.Path)
+	})
+	if err != nil {
+		r.root.Remove(temp) // if this fails too, the next restore does it
+	}
+	return err
+}
+
+// download makes the new file temp with the content of e, or nothing.
+func (r *restorer) download(ctx context.Context, temp string, e *checkpointdb.Entry, buf []byte) error {
 	reader, err := r.bucket.NewReader(ctx, string(e.BlobKey), nil)
 	if gcerrors.Code(err) == gcerrors.NotFound {
 		return r.missingBlob(e)
@@ -390,12 +535,12 @@ func (r *restorer) writeFile(ctx context.Context, i int, w *wanted, buf []byte) 
 	if e.Executable {
 		perm = 0o777
 	}
-	temp := fmt.Sprintf("%s/%d", markerDir, i)
 	f, err := r.root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, perm)
 	if err != nil {
 		return err
 	}
-	err = fill(f, newVerifier(reader, e.Size, e.BlobKey), e.Size, buf)
+	counted := &countingReader{newVerifier(reader, e.Size, e.BlobKey), &r.progress, 0}
+	err = fill(f, counted, e.Size, buf)
 	if err == errMismatch {
 		err = r.damagedBlob(e, err.Error())
 	}
@@ -405,19 +550,8 @@ func (r *restorer) writeFile(ctx context.Context, i int, w *wanted, buf []byte) 
 	if closeErr := f.Close(); err == nil {
 		err = closeErr
 	}
-	if err == nil {
-		err = r.modify(e.Path, func() error {
-			if !w.exists && !r.made[path.Dir(e.Path)] {
-				// Rename would replace what turned up since the plan was made, or
-				// is there under a name that the file system takes for this one.
-				if _, err := r.root.Lstat(e.Path); err == nil {
-					return fs.ErrExist
-				}
-			}
-			return r.root.Rename(temp, e.Path)
-		})
-	}
 	if err != nil {
+		r.progress.add(0, -counted.bytes)
 		r.root.Remove(temp) // if this fails too, the next restore does it
 	}
 	return err

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"gocloud.dev/blob"
 	"gocloud.dev/gcerrors"
@@ -276,7 +277,8 @@ func (c *capturer) list(ctx context.Context, dir string, info fs.FileInfo) (some
 			if f.info, err = d.Info(); err != nil {
 				break
 			}
-			if err = c.checkSize(p, f.info.Size()); err != nil && c.scope.policy.SkipTooLarge {
+			// A name that is not valid could not be kept in the policy.
+			if err = c.checkSize(p, f.info.Size()); err != nil && c.scope.policy.SkipTooLarge && utf8.ValidString(p) {
 				c.result.Skipped = append(c.result.Skipped, Skipped{p, checkpointdb.CodeOf(err), f.info.Size()})
 				continue
 			}

@@ -34,9 +34,10 @@ const (
 	// have to replace or remove, and RestoreOptions.Rewind is not set;
 	// [*PathError] names the first. Nothing was changed. Retry: no.
 	ErrTargetNotEmpty checkpointdb.Code = "CHECKPOINTDB_TARGET_NOT_EMPTY"
-	// ErrTargetRefused: a rewind would have to remove what it must never
-	// remove: a whole file system, a home directory, or something excluded.
-	// Nothing was changed. Retry: no.
+	// ErrTargetRefused: a restore would have to remove what it must never remove:
+	// a whole file system, a home directory, something excluded or not chosen, one
+	// of the program's own files; or it was not told what is excluded. Nothing was
+	// changed. Retry: no.
 	ErrTargetRefused checkpointdb.Code = "CHECKPOINTDB_TARGET_REFUSED"
 	// ErrNameClash: the file system of the target cannot hold a name, or not
 	// beside another one of the checkpoint; [*PathError] says which. Nothing

@@ -6,6 +6,7 @@ import (
 	"log"
 	"os"
 	"path/filepath"
+	"time"
 
 	"gocloud.dev/blob/memblob"
 
@@ -74,4 +75,52 @@ func ExampleRestore() {
 	// Output:
 	// CHECKPOINTDB_TARGET_NOT_EMPTY
 	// replaced [main.go] removed [junk.tmp]
+}
+
+// A rewind that can be undone: what it would destroy becomes a checkpoint first.
+func ExampleRestore_undo() {
+	ctx := context.Background()
+	bucket := memblob.OpenBucket(nil)
+	defer bucket.Close()
+	dir, err := os.MkdirTemp("", "example")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	opts := &workspace.CaptureOptions{Policy: workspace.Policy{IgnoreFile: ".gitignore"}}
+	os.WriteFile(filepath.Join(dir, "main.go"), []byte("package main\n"), 0o644)
+	captured, err := workspace.Capture(ctx, dir, bucket, opts)
+	if err != nil {
+		log.Fatal(err)
+	}
+	policy, err := captured.Policy.Artifact(ctx, bucket, time.Now(), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	checkpoint := checkpointdb.Checkpoint{ID: "turn-1", Files: captured.Files, Artifacts: []checkpointdb.Artifact{policy}}
+
+	os.WriteFile(filepath.Join(dir, "main.go"), []byte("package main // better\n"), 0o644)
+	var undo checkpointdb.Checkpoint
+	_, err = workspace.Restore(ctx, bucket, checkpoint, dir, &workspace.RestoreOptions{
+		Rewind: true,
+		Before: func(ctx context.Context, planned workspace.Report) error {
+			fmt.Println("about to replace", planned.Replaced)
+			before, err := workspace.Capture(ctx, dir, bucket, opts)
+			undo = checkpointdb.Checkpoint{ID: "before-rewind", Files: before.Files} // to be appended to a store
+			return err
+		},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	// On second thought:
+	_, err = workspace.Restore(ctx, bucket, undo, dir, &workspace.RestoreOptions{Rewind: true, Policy: &captured.Policy})
+	if err != nil {
+		log.Fatal(err)
+	}
+	data, _ := os.ReadFile(filepath.Join(dir, "main.go"))
+	fmt.Print(string(data))
+	// Output:
+	// about to replace [main.go]
+	// package main // better
 }

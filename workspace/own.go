@@ -52,7 +52,7 @@ func newOwnFiles(bucket *blob.Bucket, names ...string) (own ownFiles) {
 	return own
 }
 
-// names returns those of the files that lie in the directory that dir describes.
+// namesIn returns the names of those that lie in the directory dir describes.
 func (own ownFiles) namesIn(dir fs.FileInfo) (names []string) {
 	for _, f := range own {
 		if f.name != "" && os.SameFile(f.dir, dir) {
@@ -87,7 +87,7 @@ func (own ownFiles) hasInfo(info fs.FileInfo) bool {
 }
 
 // checkWorkspace refuses a workspace that is the bucket's directory, or another
-// one of the program's own.
+// one of the program's own, and returns what root is.
 func (own ownFiles) checkWorkspace(root *os.Root, dir string) (fs.FileInfo, error) {
 	info, err := root.Stat(".")
 	if err != nil {

@@ -12,11 +12,15 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
 	"gocloud.dev/blob"
+	"gocloud.dev/blob/memblob"
 
 	"checkpointdb"
+	"checkpointdb/internal/faultblob"
 )
 
 func TestRestoreIntoNothing(t *testing.T) {
@@ -662,5 +666,34 @@ func TestRestoreZeros(t *testing.T) {
 		target := filepath.Join(t.TempDir(), "new")
 		mustRestore(t, bucket, manifest(t, bucket, content), target, nil)
 		checkTree(t, target, content)
+	})
+}
+
+// When the bucket stays away in the middle of a restore, the restore waits for it
+// once, and not again for each of the files that are left.
+func TestRestoreGivesUpOnABucketThatIsDown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		content := tree{}
+		for i := range 20 * workers {
+			content[fmt.Sprint("file", i)] = file("content")
+		}
+		inner := memblob.OpenBucket(nil)
+		c := manifest(t, inner, content)
+		bucket := faultblob.Wrap(inner, func(_ context.Context, call faultblob.Call, do func() error) error {
+			if call.Kind == faultblob.Read {
+				return busy{}
+			}
+			return do()
+		})
+		defer bucket.Close()
+		start := time.Now()
+		_, err := Restore(t.Context(), bucket, c, filepath.Join(t.TempDir(), "new"), nil)
+		checkError(t, err, ErrRestoreIncomplete, "")
+		if incomplete, ok := errors.AsType[*IncompleteError](err); !ok || incomplete.Count != len(content) {
+			t.Errorf("error is %v", err)
+		}
+		if took := time.Since(start); took > 10*time.Minute {
+			t.Errorf("took %s", took)
+		}
 	})
 }

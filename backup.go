@@ -1,6 +1,7 @@
 package checkpointdb
 
 import (
+	"checkpointdb/internal/ctxio"
 	"context"
 	"fmt"
 	"io"
@@ -39,21 +40,8 @@ func (s *Store) Backup(ctx context.Context, w io.Writer) (err error) {
 	if _, err := tmp.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
-	_, err = io.Copy(w, &contextReader{ctx, tmp})
+	_, err = io.Copy(w, ctxio.Reader(ctx, tmp))
 	return err
-}
-
-// contextReader ends with its context.
-type contextReader struct {
-	ctx context.Context
-	r   io.Reader
-}
-
-func (r *contextReader) Read(p []byte) (int, error) {
-	if err := r.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return r.r.Read(p)
 }
 
 // Stats says how large a store is. Counts are of one moment.

@@ -255,7 +255,7 @@ func (s *Store) appendVersion(tx *bolt.Tx, n threadNumber, h headRow, v *version
 	if err := openRuns(tx, n, v.pos, opened); err != nil {
 		return err
 	}
-	if err := closeRuns(tx, n, h.head, closed); err != nil {
+	if err := moveEnds(tx, n, closed, 0, h.head); err != nil {
 		return err
 	}
 	if err := dropPins(tx, n, opened); err != nil {
@@ -324,7 +324,7 @@ func (s *Store) deleteHead(tx *bolt.Tx, n threadNumber, h headRow, now time.Time
 			gone = append(gone, blobsOf(kind, d.inserted)...)
 			reopened = append(reopened, blobsOf(kind, d.dropped)...)
 		}
-		if err := reopenRuns(tx, n, before.pos, top.lists.without(sortBlobs(reopened))); err != nil {
+		if err := moveEnds(tx, n, top.lists.without(sortBlobs(reopened)), before.pos, 0); err != nil {
 			return err
 		}
 	} else {
@@ -337,7 +337,7 @@ func (s *Store) deleteHead(tx *bolt.Tx, n threadNumber, h headRow, now time.Time
 	}
 	if left.head == 0 {
 		// What is left of the runs covers older survivors, the newest at most.
-		if err := closeRuns(tx, n, left.newest(), gone); err != nil {
+		if err := moveEnds(tx, n, gone, 0, left.newest()); err != nil {
 			return err
 		}
 	}

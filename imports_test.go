@@ -20,6 +20,7 @@ import (
 // free, as those that import them are not.
 var layers = map[string][]string{
 	".": {
+		"checkpointdb/internal/ctxio",
 		"checkpointdb/internal/retry",
 		"checkpointdb/internal/syncdir",
 		"github.com/klauspost/compress/zstd",
@@ -30,6 +31,7 @@ var layers = map[string][]string{
 	},
 	"buckets": {
 		"checkpointdb",
+		"checkpointdb/internal/ctxio",
 		"checkpointdb/internal/passblob",
 		"checkpointdb/internal/retry",
 		"checkpointdb/internal/syncdir",
@@ -69,6 +71,7 @@ var layers = map[string][]string{
 	"workspace": {
 		"checkpointdb",
 		"checkpointdb/buckets",
+		"checkpointdb/internal/ctxio",
 		"github.com/bmatcuk/doublestar/v4",
 		"gocloud.dev/blob",
 		"gocloud.dev/gcerrors",

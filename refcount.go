@@ -84,38 +84,24 @@ func openRuns(tx *bolt.Tx, n threadNumber, p position, blobs []blobID) error {
 	return nil
 }
 
-// closeRuns ends the open runs of the blobs at last.
-func closeRuns(tx *bolt.Tx, n threadNumber, last position, blobs []blobID) error {
+// moveEnds moves the end of those runs of the blobs that are the newest and end at
+// from. 0, as from or to, is an open end.
+func moveEnds(tx *bolt.Tx, n threadNumber, blobs []blobID, from, to position) error {
 	refs := tx.Bucket(bucketRefcounts)
 	c := refs.Cursor()
-	for _, id := range blobs {
-		r, ok, err := lastRun(c, id, n)
-		if err != nil {
-			return err
-		}
-		if !ok || r.last != 0 {
-			continue
-		}
-		if err := refs.Put(runKey(id, n, r.first), u64(uint64(last))); err != nil {
-			return err
-		}
+	var end []byte
+	if to != 0 {
+		end = u64(uint64(to))
 	}
-	return nil
-}
-
-// reopenRuns opens those runs of the blobs again that ended at last.
-func reopenRuns(tx *bolt.Tx, n threadNumber, last position, blobs []blobID) error {
-	refs := tx.Bucket(bucketRefcounts)
-	c := refs.Cursor()
 	for _, id := range blobs {
 		r, ok, err := lastRun(c, id, n)
 		if err != nil {
 			return err
 		}
-		if !ok || r.last != last {
+		if !ok || r.last != from {
 			continue
 		}
-		if err := refs.Put(runKey(id, n, r.first), nil); err != nil {
+		if err := refs.Put(runKey(id, n, r.first), end); err != nil {
 			return err
 		}
 	}

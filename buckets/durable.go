@@ -1,6 +1,7 @@
 package buckets
 
 import (
+	"checkpointdb/internal/ctxio"
 	"context"
 	"errors"
 	"fmt"
@@ -168,7 +169,7 @@ func copyExactly(ctx context.Context, w io.Writer, key string, size int64, r io.
 	if size < limit {
 		limit = size + 1
 	}
-	n, err := io.CopyBuffer(struct{ io.Writer }{w}, &contextReader{ctx, io.LimitReader(r, limit)}, *buf)
+	n, err := io.CopyBuffer(struct{ io.Writer }{w}, ctxio.Reader(ctx, io.LimitReader(r, limit)), *buf)
 	switch {
 	case err != nil:
 		return err
@@ -189,17 +190,3 @@ func wrongSize(key, format string, args ...any) error {
 // buffers holds the copy buffers, so that a capture of many small files does
 // not allocate one for each.
 var buffers = sync.Pool{New: func() any { b := make([]byte, 128<<10); return &b }}
-
-// contextReader ends with the context, between two reads. Drivers that buffer
-// would look at their context only when they are closed.
-type contextReader struct {
-	ctx context.Context
-	r   io.Reader
-}
-
-func (r *contextReader) Read(p []byte) (int, error) {
-	if err := r.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return r.r.Read(p)
-}

@@ -14,6 +14,7 @@ import (
 
 	"checkpointdb"
 	"checkpointdb/buckets"
+	"checkpointdb/internal/ctxio"
 )
 
 // ErrArtifactNotFound: the checkpoint has no artifact of this id. Retry: no.
@@ -78,7 +79,7 @@ func putReader(ctx context.Context, bucket *blob.Bucket, r io.Reader, a *checkpo
 	defer s.close()
 	h := sha256.New()
 	var err error
-	if a.Size, err = s.fill(io.TeeReader(&contextReader{ctx, r}, h)); err != nil {
+	if a.Size, err = s.fill(io.TeeReader(ctxio.Reader(ctx, r), h)); err != nil {
 		return artifactError(a.ArtifactID, err)
 	}
 	a.BlobKey = checkpointdb.ArtifactKey(checkpointdb.Digest(h.Sum(nil)))
@@ -108,7 +109,7 @@ func putFile(ctx context.Context, bucket *blob.Bucket, dir, path string, a *chec
 	}
 	// No further than the size it had, or a file that grows would never end.
 	h := sha256.New()
-	a.Size, err = io.Copy(h, &contextReader{ctx, io.LimitReader(f, before.Size())})
+	a.Size, err = io.Copy(h, ctxio.Reader(ctx, io.LimitReader(f, before.Size())))
 	if err != nil {
 		return readError(path, err)
 	}
@@ -310,17 +311,4 @@ func (s *spool) close() {
 	if !s.gone {
 		os.Remove(s.tail.Name())
 	}
-}
-
-// contextReader ends with the context, between two reads.
-type contextReader struct {
-	ctx context.Context
-	r   io.Reader
-}
-
-func (r *contextReader) Read(p []byte) (int, error) {
-	if err := r.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return r.r.Read(p)
 }

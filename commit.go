@@ -55,7 +55,7 @@ func (s *Store) update(ctx context.Context, op string, fn func(tx *bolt.Tx, now 
 		q.mu.Unlock()
 		select {
 		case <-c.done:
-			return withOp(op, c.err)
+			return withOp(op, s.inFile(c.err))
 		case <-c.lead:
 		case <-ctx.Done():
 			if q.withdraw(c) {
@@ -63,7 +63,7 @@ func (s *Store) update(ctx context.Context, op string, fn func(tx *bolt.Tx, now 
 			}
 			select { // it is in a transaction, or leads
 			case <-c.done:
-				return withOp(op, c.err)
+				return withOp(op, s.inFile(c.err))
 			case <-c.lead:
 			}
 		}
@@ -87,7 +87,7 @@ func (s *Store) update(ctx context.Context, op string, fn func(tx *bolt.Tx, now 
 	for _, each := range group {
 		close(each.done)
 	}
-	return withOp(op, c.err)
+	return withOp(op, s.inFile(c.err))
 }
 
 // withdraw takes a waiting change back; false when it is too late.

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
+	"strings"
 	"sync"
 	"time"
 
@@ -101,7 +102,7 @@ type Store struct {
 	id     [16]byte
 	commit committer
 
-	recent recentCache
+	recent recentCache // what was appended lately; guards itself
 
 	// mu guards what follows. It is never held across a transaction.
 	mu     sync.Mutex
@@ -353,7 +354,17 @@ func (s *Store) read(ctx context.Context, op string, fn func(*bolt.Tx) error) er
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return withOp(op, s.view(fn))
+	return withOp(op, s.inFile(s.view(fn)))
+}
+
+// inFile names the file in an error about one of its rows.
+func (s *Store) inFile(err error) error {
+	if e, ok := err.(*Error); ok && e.Code == ErrDamaged && !strings.HasPrefix(e.Message, s.path) {
+		located := *e
+		located.Message = s.path + ": " + e.Message
+		return &located
+	}
+	return err
 }
 
 func (s *Store) closedError() error {

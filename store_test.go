@@ -321,6 +321,42 @@ func damagedChild(paths string) {
 	os.Exit(0)
 }
 
+// TestDamagedRowIsNamed: the error of a damaged row says in which file it is, and
+// which it is, whoever meets it.
+func TestDamagedRowIsNamed(t *testing.T) {
+	ctx := context.Background()
+	path := filepath.Join(t.TempDir(), "test.db")
+	s, err := Open(path, nil)
+	must(t, err)
+	defer s.Close()
+	fillStore(t, s)
+	key := place{1, 11}.key() // cp-10, the head
+	must(t, s.db.Update(func(tx *bolt.Tx) error {
+		v := bytes.Clone(tx.Bucket(bucketCheckpoints).Get(key))
+		v[len(v)-1] ^= 1
+		return tx.Bucket(bucketCheckpoints).Put(key, v)
+	}))
+	must(t, s.Close())
+	s, err = Open(path, nil) // with no cache that knows better
+	must(t, err)
+	defer s.Close()
+	_, reading := s.Get(ctx, "cp-10")
+	lease, err := s.AcquireWriter(ctx, "changing")
+	must(t, err)
+	_, changing := s.Fork(ctx, lease.Writer, ForkRequest{
+		SourceThreadID: "a thread", SourceCheckpointID: "cp-10",
+		DestinationThreadID: "changing", DestinationCheckpointID: "x", CreatedAt: testTime(1),
+	})
+	for _, err := range []error{reading, changing} {
+		if !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), fmt.Sprintf("%x", key)) {
+			t.Errorf("got %v", err)
+		}
+	}
+	if _, err := s.Get(ctx, "cp-9"); err != nil {
+		t.Errorf("a sound checkpoint: %v", err)
+	}
+}
+
 // TestCase2ReadInsideRead: a loop over List and BlobReferences that calls back
 // into the store never stops it, while the file grows far.
 func TestCase2ReadInsideRead(t *testing.T) {

@@ -33,7 +33,7 @@ func TestSoak(t *testing.T) {
 // TestSoakNeedsPins shows that the soak can fail: without pins it soon leaves a
 // checkpoint that cannot be restored.
 func TestSoakNeedsPins(t *testing.T) {
-	for round := range 60 {
+	for round := range 200 { // it takes one to ten
 		if lost := soak(t, 500*time.Millisecond, false); len(lost) > 0 {
 			t.Logf("round %d: %v", round, lost[0])
 			return
@@ -152,7 +152,8 @@ func (w *soakWriter) turn(ctx context.Context, pins bool, capture func(context.C
 		if err != nil {
 			return err
 		}
-		if w.r.IntN(8) == 0 { // the lease is broken by an operator
+		time.Sleep(time.Duration(w.r.IntN(20)) * time.Millisecond) // a runner has other things to do, too
+		if w.r.IntN(8) == 0 {                                      // the lease is broken by an operator
 			if err := w.store.Release(ctx, writer); err != nil {
 				return err
 			}

@@ -169,24 +169,41 @@ func dropPins(tx *bolt.Tx, n threadNumber, blobs []blobID) error {
 	return nil
 }
 
+// deadPins returns the keys of the pins that protect nothing any more.
+func deadPins(tx *bolt.Tx, now time.Time) (dead [][]byte, err error) {
+	leases := map[threadNumber]Fence{}
+	c := tx.Bucket(bucketPins).Cursor()
+	for k, v := c.First(); k != nil; k, v = c.Next() {
+		live, err := isLivePin(tx, k, v, now, leases)
+		if err != nil {
+			return nil, err
+		}
+		if !live {
+			dead = append(dead, bytes.Clone(k))
+		}
+	}
+	return dead, nil
+}
+
 // retirePins removes the dead pins and remembers as garbage those of their blobs
 // that nothing else protects. Pins are few: those of captures under way, and of
-// captures that came to nothing.
+// captures that came to nothing. Where none is dead, it only reads.
 func (s *Store) retirePins(ctx context.Context) error {
-	return s.update(ctx, "retire pins", func(tx *bolt.Tx, now time.Time) error {
-		leases := map[threadNumber]Fence{}
-		var dead [][]byte // deleting unsettles the cursor
-		pins := tx.Bucket(bucketPins)
-		c := pins.Cursor()
-		for k, v := c.First(); k != nil; k, v = c.Next() {
-			live, err := isLivePin(tx, k, v, now, leases)
-			if err != nil {
-				return err
-			}
-			if !live {
-				dead = append(dead, bytes.Clone(k))
-			}
+	const op = "retire pins"
+	now, some := s.opts.Clock(), false
+	if err := s.read(ctx, op, func(tx *bolt.Tx) error {
+		dead, err := deadPins(tx, now)
+		some = len(dead) > 0
+		return err
+	}); err != nil || !some {
+		return err
+	}
+	return s.update(ctx, op, func(tx *bolt.Tx, now time.Time) error {
+		dead, err := deadPins(tx, now)
+		if err != nil {
+			return err
 		}
+		pins := tx.Bucket(bucketPins)
 		for _, k := range dead {
 			if err := pins.Delete(k); err != nil {
 				return err

@@ -23,11 +23,12 @@ package checkpointdb
 //	└─ thread                          → u64, highest fence given out
 //	refcounts                            written and deleted with the checkpoints (refcount.go)
 //	└─ blob ‖ thread ‖ position        → position of the run's last use; empty while it runs on to the head
-//	pins                                 written by Protect; deleted by Append, or when dead by a quick sweep
+//	pins                                 written by Protect; deleted by Append and Fork, or when dead by a quick sweep
 //	└─ blob ‖ thread                   → u64, fence of the lease that pins it
-//	garbage                              written when a blob loses its last run; deleted when it gains one
-//	│                                    again, or when a sweep has deleted the blob
-//	└─ blob                            → time of that loss
+//	garbage                              written when a blob loses its last run, when a quick sweep finds its
+//	│                                    pin dead, and when a sweep claims a blob that never had either;
+//	│                                    deleted when the blob gains a run, or a sweep has deleted it
+//	└─ blob                            → time of that
 //	instances                            written by UpsertInstance; deleted by DeleteInstance
 //	└─ instance key, as it is          → instance record (instance.go)
 //	transcripts                          written by SaveThread and Fork; deleted by DeleteThread

@@ -77,7 +77,7 @@ func fitsValue(text string, v []byte) error {
 		err = length(8)
 	case "16 random bytes", "thread ‖ position":
 		err = length(16)
-	case "time", "time of that loss":
+	case "time", "time of that":
 		_, err = parseTime(v)
 	case "checkpoint record (record.go)":
 		_, err = parseRecord(v)

@@ -13,8 +13,8 @@ import (
 
 // Violation is one place where the file breaks a rule.
 type Violation struct {
-	// Invariant is the number of the rule in the package's format document
-	// (below); 0 is the structure of the bbolt file itself.
+	// Invariant is the number of the rule in the comment of Store.Check; 0 is
+	// the structure of the bbolt file itself.
 	Invariant int
 	ThreadID  ThreadID // "" where no thread is known
 	Key       string   // checkpoint id, blob key, or row in hexadecimal

@@ -22,7 +22,7 @@ package checkpointdb
 //	fences                               written by AcquireWriter; never deleted, never lower
 //	└─ thread                          → u64, highest fence given out
 //	refcounts                            written and deleted with the checkpoints (refcount.go)
-//	└─ blob ‖ thread ‖ position        → position of the run's last use; empty while it runs on to the head
+//	└─ blob ‖ thread ‖ position        → run, size of the blob and where its use ends (run below)
 //	pins                                 written by Protect; deleted by Append and Fork, or when dead by a quick sweep
 //	└─ blob ‖ thread                   → u64, fence of the lease that pins it
 //	garbage                              written when a blob loses its last run, when a quick sweep finds its
@@ -40,7 +40,9 @@ package checkpointdb
 // artifact or 1 for a file, then the raw digest, so that byte order is the order
 // of the keys as text. time is an i64 of seconds since 1970 and a u32 of
 // nanoseconds, 12 bytes. Every record and row that could grow fields starts with
-// a version byte, 1.
+// a version byte: 2 for checkpoint records, 1 for all others.
+//
+// Format 2 added the sizes to the runs and the source of a fork to the records.
 
 import (
 	"encoding/binary"
@@ -53,11 +55,11 @@ import (
 
 // formatVersion is the format that this library writes. A file of a larger
 // number is refused; one of a smaller number is migrated by Open.
-const formatVersion = 1
+const formatVersion = 2
 
 // migrations[i] turns format i+1 into format i+2, inside the transaction that
 // also writes the new number.
-var migrations = []func(*bolt.Tx) error{}
+var migrations = []func(*bolt.Tx) error{addSizes}
 
 var (
 	bucketMeta        = []byte("meta")
@@ -163,26 +165,55 @@ func runKey(id blobID, n threadNumber, first position) []byte {
 
 // run is a row of refcounts: the blob is used by every live checkpoint of the
 // thread from first to last. last is 0 while the run is open, that is, while
-// the head uses the blob.
+// the head uses the blob. size is what the checkpoint that began the run says of
+// the blob, in bytes, so that sums over blobs need no record.
+//
+// Encoding of the value: size as uvarint, then last, nothing while it is 0.
 type run struct {
 	blob        blobID
 	thread      threadNumber
 	first, last position
+	size        uint64
+}
+
+func (r run) key() []byte { return runKey(r.blob, r.thread, r.first) }
+
+func (r run) value() []byte {
+	v := binary.AppendUvarint(nil, r.size)
+	if r.last != 0 {
+		v = binary.BigEndian.AppendUint64(v, uint64(r.last))
+	}
+	return v
 }
 
 func parseRun(k, v []byte) (r run, err error) {
-	if len(k) != 49 || k[0] > blobFile || len(v) != 0 && len(v) != 8 {
+	size, n := binary.Uvarint(v)
+	if n <= 0 || size > MaxSize {
+		return run{}, errRow
+	}
+	if r, err = parseRunKey(k); err != nil {
+		return run{}, err
+	}
+	r.size = size
+	switch last := v[n:]; len(last) {
+	case 0:
+	case 8:
+		if r.last = position(binary.BigEndian.Uint64(last)); r.last < r.first {
+			return run{}, errRow
+		}
+	default:
+		return run{}, errRow
+	}
+	return r, nil
+}
+
+func parseRunKey(k []byte) (r run, err error) {
+	if len(k) != 49 || k[0] > blobFile {
 		return run{}, errRow
 	}
 	copy(r.blob[:], k)
 	r.thread = threadNumber(binary.BigEndian.Uint64(k[33:]))
 	r.first = position(binary.BigEndian.Uint64(k[41:]))
-	if len(v) == 8 {
-		r.last = position(binary.BigEndian.Uint64(v))
-		if r.last < r.first {
-			return run{}, errRow
-		}
-	}
 	return r, nil
 }
 
@@ -194,13 +225,15 @@ func (r run) end() position {
 	return r.last
 }
 
+const timeLen = 12
+
 func appendTime(b []byte, t time.Time) []byte {
 	b = binary.BigEndian.AppendUint64(b, uint64(t.Unix()))
 	return binary.BigEndian.AppendUint32(b, uint32(t.Nanosecond()))
 }
 
 func parseTime(v []byte) (time.Time, error) {
-	if len(v) != 12 {
+	if len(v) != timeLen {
 		return time.Time{}, errRow
 	}
 	nsec := binary.BigEndian.Uint32(v[8:])
@@ -372,7 +405,7 @@ func (r *reader) uvarint() uint64 {
 func (r *reader) text() string { return string(r.bytes(r.uvarint())) }
 
 func (r *reader) time() time.Time {
-	t, err := parseTime(r.bytes(12))
+	t, err := parseTime(r.bytes(timeLen))
 	r.bad = r.bad || err != nil
 	return t
 }

@@ -223,25 +223,36 @@ func (s *Store) Append(ctx context.Context, w Writer, c Checkpoint, expectedHead
 func (s *Store) appendVersion(tx *bolt.Tx, n threadNumber, h headRow, v *version) error {
 	v.place = place{n, h.next}
 	v.base = 0
-	var opened, closed []blobID
+	var opened []use
+	var closed []blobID
 	if h.head == 0 {
 		for kind := range sections {
 			v.sections[kind] = fullSection(kind, v.lists[kind])
 		}
-		opened = v.lists.blobs()
+		opened = v.lists.uses()
 	} else {
 		before, err := s.loadHead(tx, place{n, h.head})
 		if err != nil {
 			return err
 		}
-		v.base = h.head
+		// What is not the parent is a survivor behind a gap, as repair and import
+		// find them. Full after a gap: then the base of a record is always its
+		// parent, and records alone tell what to build on what.
+		gap := before.id != v.parent
+		if !gap {
+			v.base = h.head
+		}
 		for kind := range sections {
 			d := diff(before.lists[kind], v.lists[kind])
-			v.sections[kind] = nextSection(kind, before.sections[kind], v.lists[kind], d)
-			opened = append(opened, blobsOf(kind, d.inserted)...)
+			if gap {
+				v.sections[kind] = fullSection(kind, v.lists[kind])
+			} else {
+				v.sections[kind] = nextSection(kind, before.sections[kind], v.lists[kind], d)
+			}
+			opened = append(opened, usesOf(kind, d.inserted)...)
 			closed = append(closed, blobsOf(kind, d.dropped)...)
 		}
-		opened, closed = sortBlobs(opened), v.lists.without(sortBlobs(closed))
+		closed = v.lists.without(sortBlobs(closed))
 	}
 	if err := s.notBeingDeleted(opened); err != nil {
 		return err

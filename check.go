@@ -61,7 +61,8 @@ const maxViolations = 1000
 //     records; a thread without records has no row.
 //  3. Positions are strictly ordered along parent links: the parent of a record
 //     is the record before it, or was pruned.
-//  4. Counts from refcounts equal a recount from the records, key by key.
+//  4. Counts from refcounts equal a recount from the records, key by key, and
+//     sizes the ones that the records give, where these agree.
 //  5. Runs of one key in one thread are disjoint, cover a live position each,
 //     and exactly the keys of the head have an open one.
 //  6. No writer has a fence above its thread's fences row.
@@ -259,8 +260,7 @@ func (c *checker) checkChain(tx *bolt.Tx, n threadNumber) error {
 	if err != nil {
 		c.add(2, thread, "", "its head row is malformed")
 	}
-	// uses counts, for each blob, the records that name it.
-	uses := map[blobID][]position{}
+	uses := map[blobID]blobUses{}
 	var before *version
 	var known *encoded // of before: what has passed once need not pass again
 	var newest position
@@ -293,8 +293,8 @@ func (c *checker) checkChain(tx *bolt.Tx, n threadNumber) error {
 			continue
 		}
 		known = c.checkVersion(tx, thread, v, before, known)
-		for _, id := range v.lists.blobs() {
-			uses[id] = append(uses[id], p.pos)
+		for _, u := range v.lists.uses() {
+			uses[u.blob] = uses[u.blob].and(u.size, p.pos)
 		}
 		before = v
 	}
@@ -346,19 +346,31 @@ func (c *checker) checkVersion(tx *bolt.Tx, thread ThreadID, v, before *version,
 		}
 	}
 	h := headerOf(&cp)
-	h.base = v.base
+	h.source, h.base = v.source, v.base // which the contract's form lacks
 	if h != v.header {
 		c.add(8, thread, string(v.id), "its header encodes to something else")
 	}
 	return &encoded{files: cp.Files, lists: again}
 }
 
+// blobUses is what the records of a thread make of a blob.
+type blobUses struct {
+	count    int64    // records that name it
+	last     position // of the newest of them
+	size     uint64
+	disagree bool // whether they give it several sizes
+}
+
+func (b blobUses) and(size uint64, p position) blobUses {
+	return blobUses{count: b.count + 1, last: p, size: size, disagree: b.disagree || b.count > 0 && b.size != size}
+}
+
 // checkRuns compares the runs of a thread with the uses that its records make.
-func (c *checker) checkRuns(tx *bolt.Tx, n threadNumber, h headRow, uses map[blobID][]position) error {
+func (c *checker) checkRuns(tx *bolt.Tx, n threadNumber, h headRow, uses map[blobID]blobUses) error {
 	thread := c.threads[n]
 	cursor := tx.Bucket(bucketRefcounts).Cursor()
 	runs := 0
-	for id, positions := range uses {
+	for id, used := range uses {
 		var covered int64
 		var end position
 		var last run
@@ -366,6 +378,9 @@ func (c *checker) checkRuns(tx *bolt.Tx, n threadNumber, h headRow, uses map[blo
 		for ; ok && err == nil; r, ok, err = firstRun(cursor, id, n, r.first+1) {
 			if r.first <= end {
 				c.add(5, thread, string(id.key()), "its runs overlap at %d", r.first)
+			}
+			if r.size != used.size && !used.disagree {
+				c.add(4, thread, string(id.key()), "its run from %d has size %d, the records %d", r.first, r.size, used.size)
 			}
 			live := h.count(r.first, r.end())
 			if live == 0 {
@@ -377,12 +392,12 @@ func (c *checker) checkRuns(tx *bolt.Tx, n threadNumber, h headRow, uses map[blo
 		if err != nil {
 			return err
 		}
-		atHead := h.head != 0 && positions[len(positions)-1] == h.head
+		atHead := h.head != 0 && used.last == h.head
 		if open := last.first != 0 && last.last == 0; open != atHead {
 			c.add(5, thread, string(id.key()), "open run: %t, used by the head: %t", open, atHead)
 		}
-		if covered != int64(len(positions)) {
-			c.add(4, thread, string(id.key()), "its runs count %d uses, the records %d", covered, len(positions))
+		if covered != used.count {
+			c.add(4, thread, string(id.key()), "its runs count %d uses, the records %d", covered, used.count)
 		}
 	}
 	if runs == c.runs[n] {
@@ -391,7 +406,7 @@ func (c *checker) checkRuns(tx *bolt.Tx, n threadNumber, h headRow, uses map[blo
 	// Some run is of a blob that no record names.
 	rows := 0
 	return tx.Bucket(bucketRefcounts).ForEach(func(k, v []byte) error {
-		if r, err := parseRun(k, v); err == nil && r.thread == n && uses[r.blob] == nil {
+		if r, err := parseRun(k, v); err == nil && r.thread == n && uses[r.blob].count == 0 {
 			c.add(4, thread, string(r.blob.key()), "has a run from %d, and no record names it", r.first)
 		}
 		return c.every(&rows)

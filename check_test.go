@@ -71,7 +71,7 @@ func TestCheckNamesWhatIsBroken(t *testing.T) {
 					return r.thread == one && r.last == 0 && r.first < 9
 				})
 			}
-			return tx.Bucket(bucketRefcounts).Put(k, u64(9))
+			return putRun(tx, k, func(r *run) { r.last = 9 })
 		}},
 		{"run missing", 4, "another\x00thread", "", func(tx *bolt.Tx) error {
 			k, _ := first(tx, bucketRefcounts, func(k, v []byte) bool { r, _ := parseRun(k, v); return r.thread == two })
@@ -79,7 +79,7 @@ func TestCheckNamesWhatIsBroken(t *testing.T) {
 		}},
 		{"run of a key that nobody names", 4, "a thread", string(testKey("nobody's")), func(tx *bolt.Tx) error {
 			id, _ := blobIDOf(testKey("nobody's"))
-			return tx.Bucket(bucketRefcounts).Put(runKey(id, one, 9), nil)
+			return tx.Bucket(bucketRefcounts).Put(runKey(id, one, 9), run{}.value())
 		}},
 		{"runs overlap", 5, "a thread", "", func(tx *bolt.Tx) error {
 			k, v := first(tx, bucketRefcounts, func(k, v []byte) bool { r, _ := parseRun(k, v); return r.thread == one && r.last == 0 })
@@ -87,14 +87,19 @@ func TestCheckNamesWhatIsBroken(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if err := tx.Bucket(bucketRefcounts).Put(k, u64(uint64(r.first)+1)); err != nil {
+			if err := putRun(tx, k, func(r *run) { r.last = r.first + 1 }); err != nil {
 				return err
 			}
-			return tx.Bucket(bucketRefcounts).Put(runKey(r.blob, one, r.first+1), nil)
+			r.first++
+			return tx.Bucket(bucketRefcounts).Put(r.key(), r.value())
 		}},
 		{"open run of a blob that the head dropped", 5, "a thread", "", func(tx *bolt.Tx) error {
 			k, _ := first(tx, bucketRefcounts, func(k, v []byte) bool { r, _ := parseRun(k, v); return r.thread == one && r.last == 10 })
-			return tx.Bucket(bucketRefcounts).Put(k, nil)
+			return putRun(tx, k, func(r *run) { r.last = 0 })
+		}},
+		{"run of another size", 4, "a thread", "", func(tx *bolt.Tx) error {
+			k, _ := first(tx, bucketRefcounts, func(k, v []byte) bool { r, _ := parseRun(k, v); return r.thread == one })
+			return putRun(tx, k, func(r *run) { r.size++ })
 		}},
 		{"fence above the last", 6, "a thread", "", func(tx *bolt.Tx) error {
 			return tx.Bucket(bucketWriters).Put(one.key(), leaseRow{fence: 9, token: "x", expires: testTime(1)}.encode())
@@ -163,4 +168,15 @@ func TestCheckEndsWithItsContext(t *testing.T) {
 	if err := s.Check(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
+}
+
+// putRun changes a row of refcounts.
+func putRun(tx *bolt.Tx, k []byte, change func(*run)) error {
+	refs := tx.Bucket(bucketRefcounts)
+	r, err := parseRun(k, refs.Get(k))
+	if err != nil {
+		return err
+	}
+	change(&r)
+	return refs.Put(bytes.Clone(k), r.value())
 }

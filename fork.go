@@ -59,7 +59,7 @@ func (s *Store) Fork(ctx context.Context, w Writer, req ForkRequest) (Checkpoint
 		}
 		v = &version{record: &record{header: header{
 			id: req.DestinationCheckpointID, threadID: req.DestinationThreadID,
-			createdAt: req.CreatedAt.Round(0).UTC(), reason: ReasonForkRoot,
+			createdAt: req.CreatedAt.Round(0).UTC(), reason: ReasonForkRoot, source: req.SourceCheckpointID,
 		}}, lists: source.lists}
 		if err := s.appendVersion(tx, n, h, v); err != nil {
 			return err

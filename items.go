@@ -50,6 +50,16 @@ func (k sectionKind) blob(item string) (id blobID, ok bool) {
 	return id, true
 }
 
+// size returns the size in bytes that an item with a blob gives it.
+func (k sectionKind) size(item string) uint64 {
+	at := 1 // behind the flags
+	if k == sectionArtifacts {
+		at = timeLen
+	}
+	n, _ := uvarint(item[min(at, len(item)):])
+	return n
+}
+
 const (
 	flagDir byte = iota
 	flagFile

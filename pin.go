@@ -159,10 +159,10 @@ func (s *Store) notInHead(ctx context.Context, op string, w Writer, ids []blobID
 }
 
 // dropPins removes the pins of the blobs in a thread: runs protect them now.
-func dropPins(tx *bolt.Tx, n threadNumber, blobs []blobID) error {
+func dropPins(tx *bolt.Tx, n threadNumber, uses []use) error {
 	pins := tx.Bucket(bucketPins)
-	for _, id := range blobs {
-		if err := pins.Delete(pinKey(id, n)); err != nil {
+	for _, u := range uses {
+		if err := pins.Delete(pinKey(u.blob, n)); err != nil {
 			return err
 		}
 	}

@@ -10,13 +10,15 @@ import (
 
 // A checkpoint record is one value of the checkpoints bucket:
 //
-//	version      1 byte, 1
-//	header       id, thread id, parent id, createdAt, reason, label, run id, base (below)
+//	version      1 byte, 2
+//	header       id, thread id, parent id, createdAt, reason, label, run id, source, base (below)
 //	3 sections   files, conversation, artifacts
 //	checksum     CRC-32C of all before, 4 bytes big-endian
 //
-// Texts are a uvarint length and the bytes. base is the position of the record
-// that copies refer to, the one before on the chain; 0 when nothing is copied.
+// Texts are a uvarint length and the bytes. source is the id of the checkpoint
+// that a fork-root is a copy of, which may be gone since; records of version 1
+// lack it. base is the position of the record that copies refer to, that of the
+// parent, just before on the chain; 0 when nothing is copied.
 // Each section is a list of items, stored either in full or as the difference to
 // the same section of base:
 //
@@ -50,6 +52,8 @@ import (
 // full sections, and the file grows with what changes.
 
 const (
+	recordVersion = 2
+
 	maxDepth  = 512     // differences in a row
 	maxCopies = 1 << 20 // items that they copy together
 )
@@ -155,6 +159,7 @@ type header struct {
 	createdAt  time.Time
 	reason     Reason
 	label, run string
+	source     CheckpointID // of a fork-root; "" for others and where it is not known
 	base       position
 }
 
@@ -170,11 +175,11 @@ type record struct {
 }
 
 func (r *record) encode() []byte {
-	size := 256 + len(r.id) + len(r.threadID) + len(r.parent) + len(r.label) + len(r.run)
+	size := 256 + len(r.id) + len(r.threadID) + len(r.parent) + len(r.label) + len(r.run) + len(r.source)
 	for _, s := range r.sections {
 		size += len(s.payload)
 	}
-	b := append(make([]byte, 0, size), rowVersion)
+	b := append(make([]byte, 0, size), recordVersion)
 	b = appendText(b, r.id)
 	b = appendText(b, r.threadID)
 	b = appendText(b, r.parent)
@@ -182,6 +187,7 @@ func (r *record) encode() []byte {
 	b = append(b, reasonCodes[r.reason])
 	b = appendText(b, r.label)
 	b = appendText(b, r.run)
+	b = appendText(b, r.source)
 	b = binary.AppendUvarint(b, uint64(r.base))
 	for _, s := range r.sections {
 		b = binary.AppendUvarint(b, s.count)
@@ -198,12 +204,17 @@ func (r *record) encode() []byte {
 // it; the checksum is for parseRecord to check.
 func parseHeader(v []byte) (header, *reader, error) {
 	r := &reader{rest: v}
-	if version := r.byte(); version != rowVersion {
+	version := r.byte()
+	if version == 0 || version > recordVersion {
 		return header{}, nil, fmt.Errorf("record version %d is not known", version)
 	}
 	h := header{id: CheckpointID(r.text()), threadID: ThreadID(r.text()), parent: CheckpointID(r.text()), createdAt: r.time()}
 	code := r.byte()
-	h.label, h.run, h.base = r.text(), r.text(), position(r.uvarint())
+	h.label, h.run = r.text(), r.text()
+	if version > 1 {
+		h.source = CheckpointID(r.text())
+	}
+	h.base = position(r.uvarint())
 	if r.bad || int(code) >= len(reasonNames) {
 		return header{}, nil, errRow
 	}

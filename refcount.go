@@ -2,6 +2,7 @@ package checkpointdb
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"iter"
 	"slices"
@@ -63,21 +64,22 @@ func isReferenced(c *bolt.Cursor, id blobID) bool {
 
 // openRuns starts a run at p for each of the blobs that has no open one. The
 // blobs are in use from then on, so they are garbage no more.
-func openRuns(tx *bolt.Tx, n threadNumber, p position, blobs []blobID) error {
+func openRuns(tx *bolt.Tx, n threadNumber, p position, uses []use) error {
 	refs, garbage := tx.Bucket(bucketRefcounts), tx.Bucket(bucketGarbage)
 	c := refs.Cursor()
-	for _, id := range blobs {
-		r, ok, err := lastRun(c, id, n)
+	for _, u := range uses {
+		r, ok, err := lastRun(c, u.blob, n)
 		if err != nil {
 			return err
 		}
 		if ok && r.last == 0 {
 			continue
 		}
-		if err := refs.Put(runKey(id, n, p), nil); err != nil {
+		r = run{blob: u.blob, thread: n, first: p, size: u.size}
+		if err := refs.Put(r.key(), r.value()); err != nil {
 			return err
 		}
-		if err := garbage.Delete(id[:]); err != nil {
+		if err := garbage.Delete(u.blob[:]); err != nil {
 			return err
 		}
 	}
@@ -89,10 +91,6 @@ func openRuns(tx *bolt.Tx, n threadNumber, p position, blobs []blobID) error {
 func moveEnds(tx *bolt.Tx, n threadNumber, blobs []blobID, from, to position) error {
 	refs := tx.Bucket(bucketRefcounts)
 	c := refs.Cursor()
-	var end []byte
-	if to != 0 {
-		end = u64(uint64(to))
-	}
 	for _, id := range blobs {
 		r, ok, err := lastRun(c, id, n)
 		if err != nil {
@@ -101,7 +99,8 @@ func moveEnds(tx *bolt.Tx, n threadNumber, blobs []blobID, from, to position) er
 		if !ok || r.last != from {
 			continue
 		}
-		if err := refs.Put(runKey(id, n, r.first), end); err != nil {
+		r.last = to
+		if err := refs.Put(r.key(), r.value()); err != nil {
 			return err
 		}
 	}
@@ -121,7 +120,7 @@ func dropRuns(tx *bolt.Tx, n threadNumber, h headRow, blobs []blobID, now time.T
 				continue
 			}
 			// Delete unsettles the cursor; firstRun seeks anew.
-			if err := refs.Delete(runKey(id, n, r.first)); err != nil {
+			if err := refs.Delete(r.key()); err != nil {
 				return err
 			}
 			dropped = true
@@ -136,6 +135,30 @@ func dropRuns(tx *bolt.Tx, n threadNumber, h headRow, blobs []blobID, now time.T
 		}
 	}
 	return nil
+}
+
+// use is a blob with the size that an item gives it, in bytes.
+type use struct {
+	blob blobID
+	size uint64
+}
+
+// usesOf returns the blobs that items name, each once, in order. Where items
+// disagree about a size, which no honest capture makes them do, it is the largest.
+func usesOf(kind sectionKind, items []string) []use {
+	uses := make([]use, 0, len(items))
+	for _, item := range items {
+		if id, ok := kind.blob(item); ok {
+			uses = append(uses, use{id, kind.size(item)})
+		}
+	}
+	slices.SortFunc(uses, func(a, b use) int {
+		if c := bytes.Compare(a.blob[:], b.blob[:]); c != 0 {
+			return c
+		}
+		return cmp.Compare(b.size, a.size)
+	})
+	return slices.CompactFunc(uses, func(a, b use) bool { return a.blob == b.blob })
 }
 
 // blobsOf returns the ids of the blobs that items name, each once, in order.
@@ -157,6 +180,11 @@ func sortBlobs(ids []blobID) []blobID {
 // blobs returns the ids of all blobs of the content, each once, in order.
 func (lists content) blobs() []blobID {
 	return sortBlobs(append(blobsOf(sectionArtifacts, lists[sectionArtifacts]), blobsOf(sectionFiles, lists[sectionFiles])...))
+}
+
+// uses is blobs with their sizes.
+func (lists content) uses() []use {
+	return append(usesOf(sectionArtifacts, lists[sectionArtifacts]), usesOf(sectionFiles, lists[sectionFiles])...)
 }
 
 // without returns those of ids that no item of the content names.
@@ -368,13 +396,13 @@ func (s *Store) unmark(id blobID) {
 
 // notBeingDeleted refuses blobs that a sweep is deleting at this moment: what a
 // capture found in the bucket a while ago may be gone.
-func (s *Store) notBeingDeleted(blobs []blobID) error {
+func (s *Store) notBeingDeleted(uses []use) error {
 	if len(s.deleting) == 0 {
 		return nil
 	}
-	for _, id := range blobs {
-		if s.deleting[id] != nil {
-			return &Error{Code: ErrBlobBeingDeleted, Err: &BlobError{Key: id.key(), Problem: "is being deleted by a sweep"}}
+	for _, u := range uses {
+		if s.deleting[u.blob] != nil {
+			return &Error{Code: ErrBlobBeingDeleted, Err: &BlobError{Key: u.blob.key(), Problem: "is being deleted by a sweep"}}
 		}
 	}
 	return nil

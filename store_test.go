@@ -92,8 +92,8 @@ func TestOpenRefuses(t *testing.T) {
 			_, err := tx.CreateBucket([]byte("theirs"))
 			return err
 		}), false, ErrNotAStore, "not a store of this library"},
-		{"later format", future, false, ErrUnknownFormat, "format 2"},
-		{"later format, read-only", future, true, ErrUnknownFormat, "formats up to 1"},
+		{"later format", future, false, ErrUnknownFormat, fmt.Sprintf("format %d", formatVersion+1)},
+		{"later format, read-only", future, true, ErrUnknownFormat, fmt.Sprintf("formats up to %d", formatVersion)},
 		{"missing bucket", lacking, false, ErrDamaged, `"pins"`},
 		{"missing, read-only", filepath.Join(dir, "none.db"), true, fs.ErrNotExist, "none.db"},
 		{"missing directory", filepath.Join(dir, "none", "x.db"), false, fs.ErrNotExist, "none"},
@@ -549,9 +549,16 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
-// TestFormat1 opens the file that the first release of the format wrote.
-func TestFormat1(t *testing.T) {
-	packed, err := os.Open("testdata/format-1.db.gz") // a store after fillStore
+// TestFormats opens a file of every format there has been, each a store after
+// fillStore, and so migrates the older ones.
+func TestFormats(t *testing.T) {
+	for format := range formatVersion {
+		t.Run(fmt.Sprint(format+1), func(t *testing.T) { testFormat(t, format+1) })
+	}
+}
+
+func testFormat(t *testing.T, format int) {
+	packed, err := os.Open(fmt.Sprintf("testdata/format-%d.db.gz", format))
 	must(t, err)
 	defer packed.Close()
 	unpacked, err := gzip.NewReader(packed)

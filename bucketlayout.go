@@ -330,6 +330,16 @@ func (h headRow) add() headRow {
 	return headRow{head: h.next, next: h.next + 1, live: live}
 }
 
+// from returns the oldest live position that is not before p, 0 for none.
+func (h headRow) from(p position) position {
+	for _, s := range h.live {
+		if s.last >= p {
+			return max(s.first, p)
+		}
+	}
+	return 0
+}
+
 // before returns the newest live position before p, 0 for none.
 func (h headRow) before(p position) position {
 	for i := len(h.live) - 1; i >= 0; i-- {

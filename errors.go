@@ -64,6 +64,11 @@ const (
 	ErrInvalidOptions Code = "CHECKPOINTDB_INVALID_OPTIONS"
 	// ErrInstanceNotFound: no instance has this key. Retry: no.
 	ErrInstanceNotFound Code = "CHECKPOINTDB_INSTANCE_NOT_FOUND"
+	// ErrThreadNotFound: the store never had a lease or a transcript of this
+	// thread. Methods of the contract take such a thread for an empty one. Retry: no.
+	ErrThreadNotFound Code = "CHECKPOINTDB_THREAD_NOT_FOUND"
+	// ErrNoLease: the thread has no lease that could be broken. Retry: no.
+	ErrNoLease Code = "CHECKPOINTDB_NO_LEASE"
 	// ErrInUse: another store has the file open. Retry: when it is closed.
 	ErrInUse Code = "CHECKPOINTDB_IN_USE"
 	// ErrNotAStore: the path is a directory, or a file that is not a bbolt

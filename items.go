@@ -40,6 +40,23 @@ func (k sectionKind) digestLen(item string) int {
 	return min(len(Digest{}), len(item))
 }
 
+// itemPath returns the path of an item of the files, "" for a malformed one.
+func itemPath(item string) string {
+	if item == "" {
+		return ""
+	}
+	flag, rest := item[0], item[1:]
+	if flag == flagDir {
+		return rest
+	}
+	n, size := uvarint(rest) // the size of a file, the length of a symlink's path
+	rest = rest[size:]
+	if flag == flagSymlink {
+		return rest[:min(n, uint64(len(rest)))]
+	}
+	return rest[:len(rest)-min(len(Digest{}), len(rest))]
+}
+
 // blob returns the id of the blob that the item names.
 func (k sectionKind) blob(item string) (id blobID, ok bool) {
 	if k.digestLen(item) != len(Digest{}) {

@@ -34,6 +34,11 @@ func parseLeaseRow(v []byte) (leaseRow, error) {
 	return l, nil
 }
 
+// info is the lease as others may see it.
+func (l leaseRow) info(thread ThreadID, now time.Time) LeaseInfo {
+	return LeaseInfo{ThreadID: thread, Fence: l.fence, ExpiresAt: l.expires, Current: now.Before(l.expires)}
+}
+
 // getLease returns the lease row of a thread, expired or not; ok is false when
 // there is none.
 func getLease(tx *bolt.Tx, n threadNumber) (l leaseRow, ok bool, err error) {
@@ -166,6 +171,39 @@ func (s *Store) Release(ctx context.Context, w Writer) error {
 		}
 		return tx.Bucket(bucketWriters).Delete(n.key())
 	})
+}
+
+// BreakLease ends the lease of a thread, whoever holds it, and returns what it
+// was. The holder is fenced off: its next write or renewal fails with
+// [ErrWriterLost], its pins protect nothing any more, and the thread can be leased
+// anew at once. It is for an operator who knows that the holder is dead, or wants
+// it to stop. Durable when it returns. Checks: id valid, thread exists
+// ([ErrThreadNotFound]), it has a lease ([ErrNoLease]); an expired one that
+// nobody took will do.
+func (s *Store) BreakLease(ctx context.Context, thread ThreadID) (broken LeaseInfo, err error) {
+	const op = "break lease"
+	if err := thread.Validate(); err != nil {
+		return LeaseInfo{}, withOp(op, err)
+	}
+	err = s.update(ctx, op, func(tx *bolt.Tx, now time.Time) error {
+		n, err := knownThread(tx, thread)
+		if err != nil {
+			return err
+		}
+		l, ok, err := getLease(tx, n)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			return &Error{Code: ErrNoLease, Message: fmt.Sprintf("thread %q has no lease", thread)}
+		}
+		broken = l.info(thread, now)
+		return tx.Bucket(bucketWriters).Delete(n.key())
+	})
+	if err != nil {
+		return LeaseInfo{}, err
+	}
+	return broken, nil
 }
 
 func (s *Store) expiry(now time.Time) time.Time {

@@ -98,23 +98,63 @@ func (s *Store) prune(ctx context.Context, op string, w Writer, policy PrunePoli
 		if err != nil {
 			return err
 		}
-		rows, err := listRows(tx, n)
+		kept, gone, err := planPrune(tx, n, h, policy, now)
 		if err != nil {
 			return err
 		}
-		var kept, gone []row
-		for i, r := range rows {
-			if r.pos == h.head || policy.Keeps(len(rows)-1-i, r.createdAt, r.reason, now) {
-				kept = append(kept, r)
-			} else {
-				gone = append(gone, r)
-				deleted = append(deleted, r.id)
-			}
-		}
+		deleted = idsOf(gone)
 		if policy.DryRun || len(gone) == 0 {
 			return nil
 		}
 		return s.deleteRows(tx, n, h, kept, gone, now)
 	})
 	return deleted, err
+}
+
+// planPrune parts the checkpoints of a thread in two, oldest on the chain first.
+func planPrune(tx *bolt.Tx, n threadNumber, h headRow, policy PrunePolicy, now time.Time) (kept, gone []row, err error) {
+	rows, err := listRows(tx, n)
+	for i, r := range rows {
+		if r.pos == h.head || policy.Keeps(len(rows)-1-i, r.createdAt, r.reason, now) {
+			kept = append(kept, r)
+		} else {
+			gone = append(gone, r)
+		}
+	}
+	return kept, gone, err
+}
+
+func idsOf(rows []row) (ids []CheckpointID) {
+	for _, r := range rows {
+		ids = append(ids, r.id)
+	}
+	return ids
+}
+
+// PlanPrune returns what Prune would delete, without a lease and without changing
+// anything; a read-only store can tell it too. Checks: id valid, policy valid
+// ([ErrInvalidArgument]), thread exists ([ErrThreadNotFound]).
+func (s *Store) PlanPrune(ctx context.Context, thread ThreadID, policy PrunePolicy) (ids []CheckpointID, err error) {
+	const op = "plan prune"
+	if err := thread.Validate(); err != nil {
+		return nil, withOp(op, err)
+	}
+	if err := policy.Validate(); err != nil {
+		return nil, withOp(op, err)
+	}
+	now := s.opts.Clock()
+	err = s.read(ctx, op, func(tx *bolt.Tx) error {
+		n, err := knownThread(tx, thread)
+		if err != nil {
+			return err
+		}
+		h, err := getHead(tx, n)
+		if err != nil {
+			return err
+		}
+		_, gone, err := planPrune(tx, n, h, policy, now)
+		ids = idsOf(gone)
+		return err
+	})
+	return ids, err
 }

@@ -206,27 +206,46 @@ func (lists content) without(ids []blobID) []blobID {
 	return slices.DeleteFunc(ids, func(id blobID) bool { return !absent[id] })
 }
 
-// referenceBatch is how many keys BlobReferences reads in one transaction.
-const referenceBatch = 2048
+// BlobInfo is a blob that some checkpoint uses.
+type BlobInfo struct {
+	Key        BlobKey `json:"key"`
+	Size       int64   `json:"size"`       // bytes, as the checkpoints say
+	References int64   `json:"references"` // checkpoints that use it, over all threads
+	Threads    int     `json:"threads"`    // threads that these are of
+}
 
-// BlobReferences implements [CheckpointStore]. It reads in short transactions
-// and holds none while the loop's body runs; its memory does not grow with the
-// number of keys.
+// blobBatch is how many keys Blobs reads in one transaction.
+const blobBatch = 2048
+
+// BlobReferences implements [CheckpointStore], as Blobs does its work.
 func (s *Store) BlobReferences(ctx context.Context) iter.Seq2[BlobReference, error] {
 	return func(yield func(BlobReference, error) bool) {
+		for b, err := range s.Blobs(ctx) {
+			if !yield(BlobReference{b.Key, b.References}, err) {
+				return
+			}
+		}
+	}
+}
+
+// Blobs returns every blob that some checkpoint uses, by bytes of the key. It
+// reads in short transactions and holds none while the loop's body runs; its
+// memory does not grow with the number of keys. An error ends it.
+func (s *Store) Blobs(ctx context.Context) iter.Seq2[BlobInfo, error] {
+	return func(yield func(BlobInfo, error) bool) {
 		from := []byte{}
 		for from != nil {
-			var batch []BlobReference
-			err := s.read(ctx, "blob references", func(tx *bolt.Tx) (err error) {
-				batch, from, err = readReferences(tx, from, referenceBatch)
+			var batch []BlobInfo
+			err := s.read(ctx, "blobs", func(tx *bolt.Tx) (err error) {
+				batch, from, err = readBlobs(tx, from, blobBatch)
 				return err
 			})
 			if err != nil {
-				yield(BlobReference{}, err)
+				yield(BlobInfo{}, err)
 				return
 			}
-			for _, ref := range batch {
-				if !yield(ref, nil) {
+			for _, b := range batch {
+				if !yield(b, nil) {
 					return
 				}
 			}
@@ -234,14 +253,15 @@ func (s *Store) BlobReferences(ctx context.Context) iter.Seq2[BlobReference, err
 	}
 }
 
-// readReferences returns up to limit references from the key from on, and where
-// to go on, nil at the end.
-func readReferences(tx *bolt.Tx, from []byte, limit int) ([]BlobReference, []byte, error) {
+// readBlobs returns up to limit blobs from the key from on, and where to go on,
+// nil at the end.
+func readBlobs(tx *bolt.Tx, from []byte, limit int) ([]BlobInfo, []byte, error) {
 	var (
-		batch []BlobReference
-		blob  blobID
-		count int64
-		heads = map[threadNumber]headRow{}
+		batch  []BlobInfo
+		blob   blobID
+		thread threadNumber
+		info   BlobInfo
+		heads  = map[threadNumber]headRow{}
 	)
 	c := tx.Bucket(bucketRefcounts).Cursor()
 	for k, v := c.Seek(from); k != nil; k, v = c.Next() {
@@ -250,13 +270,17 @@ func readReferences(tx *bolt.Tx, from []byte, limit int) ([]BlobReference, []byt
 			return nil, nil, damagedAt(bucketRefcounts, k, err)
 		}
 		if r.blob != blob {
-			if count > 0 {
-				batch = append(batch, BlobReference{blob.key(), count})
+			if info.References > 0 {
+				batch = append(batch, info)
 			}
 			if len(batch) == limit {
 				return batch, bytes.Clone(k), nil
 			}
-			blob, count = r.blob, 0
+			blob, thread, info = r.blob, 0, BlobInfo{Key: r.blob.key()}
+		}
+		if r.thread != thread {
+			thread = r.thread
+			info.Threads++
 		}
 		h, ok := heads[r.thread]
 		if !ok {
@@ -265,10 +289,11 @@ func readReferences(tx *bolt.Tx, from []byte, limit int) ([]BlobReference, []byt
 			}
 			heads[r.thread] = h
 		}
-		count += h.count(r.first, r.end())
+		info.References += h.count(r.first, r.end())
+		info.Size = max(info.Size, int64(r.size))
 	}
-	if count > 0 {
-		batch = append(batch, BlobReference{blob.key(), count})
+	if info.References > 0 {
+		batch = append(batch, info)
 	}
 	return batch, nil, nil
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"fmt"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -20,6 +21,15 @@ func getThread(tx *bolt.Tx, id ThreadID) (threadNumber, error) {
 		return 0, damagedAt(bucketThreads, []byte(id), err)
 	}
 	return threadNumber(n), nil
+}
+
+// knownThread is getThread for methods that refuse an unknown one.
+func knownThread(tx *bolt.Tx, id ThreadID) (threadNumber, error) {
+	n, err := getThread(tx, id)
+	if n == 0 && err == nil {
+		err = &Error{Code: ErrThreadNotFound, Message: fmt.Sprintf("no thread %q", id)}
+	}
+	return n, err
 }
 
 func createThread(tx *bolt.Tx, id ThreadID) (threadNumber, error) {

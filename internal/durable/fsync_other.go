@@ -1,6 +1,6 @@
 //go:build !unix
 
-package buckets
+package durable
 
 import "os"
 

@@ -365,6 +365,21 @@ func (s *Store) deleteHead(tx *bolt.Tx, n threadNumber, h headRow, now time.Time
 	return putHead(tx, n, left)
 }
 
+// dropHead leaves the thread without a head and its checkpoints as they are, as
+// deleteHead does when the parent of the head was pruned.
+func (s *Store) dropHead(tx *bolt.Tx, n threadNumber, h headRow) error {
+	top, err := s.loadHead(tx, place{n, h.head})
+	if err != nil {
+		return err
+	}
+	if err := moveEnds(tx, n, top.lists.blobs(), 0, h.head); err != nil {
+		return err
+	}
+	s.heads.drop(n)
+	h.head = 0
+	return putHead(tx, n, h)
+}
+
 // deleteRows deletes checkpoints of a thread, none of which is the head.
 func (s *Store) deleteRows(tx *bolt.Tx, n threadNumber, h headRow, kept, gone []row, now time.Time) error {
 	positions := make([]position, len(kept))

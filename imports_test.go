@@ -21,7 +21,10 @@ import (
 var layers = map[string][]string{
 	".": {
 		"checkpointdb/internal/ctxio",
+		"checkpointdb/internal/durable",
+		"checkpointdb/internal/outfile",
 		"checkpointdb/internal/retry",
+		"checkpointdb/internal/salvage",
 		"checkpointdb/internal/syncdir",
 		"github.com/klauspost/compress/zstd",
 		"go.etcd.io/bbolt",
@@ -31,10 +34,9 @@ var layers = map[string][]string{
 	},
 	"buckets": {
 		"checkpointdb",
-		"checkpointdb/internal/ctxio",
+		"checkpointdb/internal/durable",
 		"checkpointdb/internal/passblob",
 		"checkpointdb/internal/retry",
-		"checkpointdb/internal/syncdir",
 		"gocloud.dev/blob",
 		"gocloud.dev/blob/driver",
 		"gocloud.dev/blob/fileblob",
@@ -51,6 +53,20 @@ var layers = map[string][]string{
 		"gocloud.dev/blob/gcsblob",
 		"gocloud.dev/blob/s3blob",
 		"google.golang.org/api/googleapi",
+	},
+	"cmd/inspect": {
+		"checkpointdb",
+		"checkpointdb/buckets",
+		"checkpointdb/buckets/cloud",
+		"checkpointdb/workspace",
+		"github.com/dustin/go-humanize",
+		"github.com/jedib0t/go-pretty/v6/table",
+		"github.com/jedib0t/go-pretty/v6/text",
+		"github.com/spf13/cobra",
+		"github.com/vbauerster/mpb/v8",
+		"github.com/vbauerster/mpb/v8/decor",
+		"gocloud.dev/blob",
+		"golang.org/x/term",
 	},
 	"examples/runner": {
 		"checkpointdb",

@@ -3,7 +3,6 @@ package checkpointdb
 import (
 	"context"
 	"fmt"
-	"os"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -81,7 +80,7 @@ func (s *Store) Stats(ctx context.Context) (stats Stats, err error) {
 	if err != nil {
 		return Stats{}, err
 	}
-	info, err := os.Stat(s.path)
+	info, err := s.file.Stat()
 	if err != nil {
 		return Stats{}, err
 	}

@@ -43,6 +43,9 @@ type Options struct {
 	// Logger receives what an operator may want to know and no caller is told:
 	// migrations and failures that end the handle. Nil: nothing is logged.
 	Logger *slog.Logger
+	// Live lets other processes work with the store while this one has its file
+	// open, through a socket beside it, see [Live]. Nil: no socket.
+	Live *Live
 }
 
 const (
@@ -76,6 +79,9 @@ func (o *Options) withDefaults() (Options, error) {
 	if opts.LeaseDuration > 0 && opts.RenewAfter >= opts.LeaseDuration {
 		refuse("RenewAfter %s is not shorter than LeaseDuration %s", opts.RenewAfter, opts.LeaseDuration)
 	}
+	if opts.Live != nil && opts.ReadOnly {
+		refuse("Live serves the owner of a file, and a ReadOnly store shares it")
+	}
 	if opts.LockTimeout == 0 {
 		opts.LockTimeout = defaultLockTimeout
 	}
@@ -101,6 +107,7 @@ type Store struct {
 	file   *os.File // db's own, to close when db no longer can
 	id     [16]byte
 	commit committer
+	live   *liveServer // nil without Options.Live
 
 	recent recentCache // what was appended lately; guards itself
 
@@ -133,8 +140,9 @@ var (
 // Errors: [ErrInvalidOptions]; [ErrInUse] when another process, or this one, has
 // the file open; [ErrNotAStore] for a directory or a foreign file;
 // [ErrUnknownFormat] for a file of a later version; [ErrDamaged] for a file that
-// breaks its own rules; fs.ErrNotExist and the like from the file system. Every
-// message names the path, and no error leaves a file changed.
+// breaks its own rules; [ErrNotLive] when the socket of Live cannot be made;
+// fs.ErrNotExist and the like from the file system. Every message names the path,
+// and no error leaves a file changed.
 func Open(path string, options *Options) (*Store, error) {
 	opts, err := options.withDefaults()
 	if err != nil {
@@ -187,7 +195,7 @@ func (s *Store) open() error {
 	switch {
 	case err == nil:
 	case errors.Is(err, bolterrors.ErrTimeout):
-		return &Error{Code: ErrInUse, Message: fmt.Sprintf("%s is in use: another process, or another store in this one, has it open (waited %s)", s.path, s.opts.LockTimeout)}
+		return s.inUse()
 	case errors.Is(err, errNoLocks):
 		return &Error{Code: ErrInUse, Message: s.path + " cannot be locked, so nobody can tell whether it is in use; its file system has no file locks", Err: err}
 	case errors.Is(err, bolterrors.ErrInvalid), errors.Is(err, bolterrors.ErrChecksum), errors.Is(err, bolterrors.ErrVersionMismatch):
@@ -198,14 +206,44 @@ func (s *Store) open() error {
 		}
 		return err
 	}
+	if moved, err := s.moved(); err != nil || moved {
+		s.db.Close()
+		s.db, s.file = nil, nil
+		if err != nil {
+			return err
+		}
+		return s.open()
+	}
 	// bbolt grows a file by AllocSize, 16 MiB, as soon as its map is larger, and
 	// the map is large from the start here.
 	s.db.AllocSize = 1 << 20
-	if err := s.initialize(isNew); err != nil {
+	live, err := s.listenLive()
+	if err == nil {
+		err = s.initialize(isNew)
+	}
+	if err != nil {
+		live.stop()
 		s.db.Close()
 		return err
 	}
+	s.live = live
+	s.live.start()
 	return nil
+}
+
+// moved tells whether the path names another file than the one that is open. A
+// compaction in place may have put a new one there while this store waited for
+// the lock of the old one, which nobody will read again.
+func (s *Store) moved() (bool, error) {
+	opened, err := s.file.Stat()
+	if err != nil {
+		return false, err
+	}
+	named, err := os.Stat(s.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return true, nil
+	}
+	return err == nil && !os.SameFile(opened, named), err
 }
 
 // initialMmapSize reserves address space, so that a growing file needs no new
@@ -306,9 +344,10 @@ func (s *Store) migrate() error {
 	})
 }
 
-// Close waits for running calls and closes the file. Calls that come later get
-// [ErrClosed]; a second Close does nothing.
+// Close ends what [Live] serves, waits for running calls and closes the file.
+// Calls that come later get [ErrClosed]; a second Close does nothing.
 func (s *Store) Close() error {
+	s.live.stop()
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()

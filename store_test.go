@@ -21,6 +21,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	bolt "go.etcd.io/bbolt"
+
+	"checkpointdb/internal/salvage"
 )
 
 func TestOpenNamesEveryContradiction(t *testing.T) {
@@ -226,12 +228,9 @@ func TestCase1DamagedFile(t *testing.T) {
 	page := os.Getpagesize()
 	db, err := bolt.Open(good, 0o600, &bolt.Options{ReadOnly: true})
 	must(t, err)
-	meta, ok := parseBoltMeta(data[:4096])
-	if other, okay := parseBoltMeta(data[page : page+4096]); okay && (!ok || other.txid > meta.txid) {
-		meta = other
-	}
+	metas, _ := salvage.FindMetas(bytes.NewReader(data))
 	must(t, db.Close())
-	freelist := int(meta.freelist) * page
+	freelist := int(metas[0].Freelist) * page
 
 	type damage struct {
 		name string

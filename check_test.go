@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -179,4 +180,28 @@ func putRun(tx *bolt.Tx, k []byte, change func(*run)) error {
 	}
 	change(&r)
 	return refs.Put(bytes.Clone(k), r.value())
+}
+
+// TestSizesThatDisagree: the contract lets a checkpoint give one key any size, and
+// several. That is no honest capture's, but no damage either.
+func TestSizesThatDisagree(t *testing.T) {
+	s := openTest(t, nil)
+	ctx := context.Background()
+	lease, err := s.AcquireWriter(ctx, "t")
+	must(t, err)
+	head := CheckpointID("")
+	for i, sizes := range [][]int64{{0}, {0, 17}, {17}, {}, {3, 2}, {2}, {9}} {
+		c := Checkpoint{ID: CheckpointID(fmt.Sprint(i)), ThreadID: "t", ParentCheckpointID: head, CreatedAt: testTime(i), Reason: ReasonAutomatic}
+		for n, size := range sizes {
+			c.Files = append(c.Files, Entry{Path: fmt.Sprint(n), Kind: KindFile, BlobKey: testKey("x"), Size: size})
+		}
+		must(t, s.Append(ctx, lease.Writer, c, head))
+		head = c.ID
+		must(t, s.Check(ctx))
+	}
+	for keep := 6; keep > 0; keep-- {
+		_, err := s.DeleteCheckpoints(ctx, lease.Writer, keep)
+		must(t, err)
+		must(t, s.Check(ctx))
+	}
 }

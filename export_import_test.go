@@ -70,7 +70,7 @@ func fillWithBlobs(t *testing.T, s *Store) *blob.Bucket {
 		head = add(three.Writer, i, head)
 	}
 	must(t, s.DeleteHead(ctx, three.Writer, head))
-	head = add(three.Writer, 7, "three@4")
+	add(three.Writer, 7, "three@4")
 	_, err = s.Prune(ctx, three.Writer, PrunePolicy{KeepYounger: s.opts.Clock().Sub(testTime(3))})
 	must(t, err)
 	for _, w := range []Writer{one.Writer, two.Writer, three.Writer} {

@@ -321,6 +321,20 @@ func TestBlobsAndUses(t *testing.T) {
 	}
 }
 
+// TestBlobOfZeros: an id of zeros is a key like any other.
+func TestBlobOfZeros(t *testing.T) {
+	s := openTest(t, nil)
+	ctx := context.Background()
+	lease, err := s.AcquireWriter(ctx, "t")
+	must(t, err)
+	key := ArtifactKey(Digest{})
+	must(t, s.Append(ctx, lease.Writer, Checkpoint{ID: "1", ThreadID: "t", CreatedAt: testTime(1), Reason: ReasonAutomatic,
+		Artifacts: []Artifact{{ArtifactID: "a", Name: "a", MimeType: "x/y", Size: 3, BlobKey: key, CreatedAt: testTime(1)}}}, ""))
+	if got, want := collect(t, s.Blobs(ctx)), []BlobInfo{{Key: key, Size: 3, References: 1, Threads: 1}}; !slices.Equal(got, want) {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+}
+
 // TestChanges tells what happened to paths, whatever the order of the entries.
 func TestChanges(t *testing.T) {
 	file := func(path, text string) Entry {

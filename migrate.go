@@ -39,31 +39,36 @@ func addSizesOf(tx *bolt.Tx, n threadNumber) error {
 			}
 			came = append(came, usesOf(kind, diff(old, v.lists[kind]).inserted)...)
 		}
-		before = v
 		for _, u := range came {
-			if err := addSizeTo(refs, u, n); err != nil {
+			if err := addSizeTo(refs, u, v, before); err != nil {
 				return err
 			}
 		}
+		before = v
 	}
 	return nil
 }
 
-// addSizeTo rewrites the runs of a blob in a thread that have no size yet. In
-// format 1 a value was the last position alone.
-func addSizeTo(refs *bolt.Bucket, u use, n threadNumber) error {
-	prefix := runPrefix(u.blob, n)
+// addSizeTo rewrites the run of a blob that v begins: it starts there, or where a
+// checkpoint was that is pruned. In format 1 a value was the last position alone.
+func addSizeTo(refs *bolt.Bucket, u use, v, before *version) error {
+	prefix := runPrefix(u.blob, v.thread)
 	var sized []run
 	c := refs.Cursor()
-	for k, v := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, v = c.Next() {
+	for k, last := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, last = c.Next() {
 		r, err := parseRunKey(k)
 		if err != nil {
 			return damagedAt(bucketRefcounts, k, err)
 		}
-		if r.size = u.size; len(v) == 8 {
-			r.last = position(binary.BigEndian.Uint64(v))
-		} else if len(v) != 0 {
-			continue // done, with an earlier use of the blob
+		if r.first > v.pos || before != nil && r.first <= before.pos {
+			continue // of another version, and perhaps done
+		}
+		switch r.size = u.size; len(last) {
+		case 0:
+		case 8:
+			r.last = position(binary.BigEndian.Uint64(last))
+		default:
+			return damagedAt(bucketRefcounts, k, errRow)
 		}
 		sized = append(sized, r)
 	}

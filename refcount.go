@@ -269,7 +269,7 @@ func readBlobs(tx *bolt.Tx, from []byte, limit int) ([]BlobInfo, []byte, error) 
 		if err != nil {
 			return nil, nil, damagedAt(bucketRefcounts, k, err)
 		}
-		if r.blob != blob {
+		if info.Key == "" || r.blob != blob {
 			if info.References > 0 {
 				batch = append(batch, info)
 			}

@@ -5,16 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"os"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"gocloud.dev/blob"
-	"gocloud.dev/gcerrors"
-
-	"checkpointdb/internal/retry"
 )
 
 const (
@@ -159,18 +153,6 @@ func Sweep(ctx context.Context, store CheckpointStore, bucket *blob.Bucket, opts
 	return s.report, err
 }
 
-// The listing comes in pages, each of which is held in memory as a whole.
-const (
-	// localPage is for directories that buckets.Open lists.
-	localPage = 10_000
-	// walkedPage is for directories that gocloud's own driver lists: it walks the
-	// whole directory again for every page.
-	walkedPage = 1_000_000
-	// remotePage is for all others. Servers return less at a time anyway; memory
-	// sorts all its keys for every page.
-	remotePage = 50_000
-)
-
 // How many objects are claimed and deleted at a time. A claim of the first kind
 // is a transaction and should be short; one of the second kind reads all
 // references of a store and should be rare.
@@ -267,10 +249,9 @@ type sweep struct {
 	opts      SweepOptions
 	cutoff    time.Time // what was modified before it is old
 	store     CheckpointStore
-	bucket    *blob.Bucket
 	claims    claimer
-	pageSize  int
 	batchSize int
+	objects   lister
 
 	refs   *referenceReader
 	last   BlobKey     // the well-formed key that was listed last
@@ -278,21 +259,13 @@ type sweep struct {
 	report SweepReport
 }
 
-// candidate is an object that should be deleted.
-type candidate struct {
-	key     string
-	size    int64
-	foreign bool
-}
-
 func newSweep(store CheckpointStore, bucket *blob.Bucket, opts SweepOptions) *sweep {
 	s := &sweep{
-		opts:     opts,
-		cutoff:   opts.Clock().Add(-opts.OlderThan),
-		store:    store,
-		bucket:   bucket,
-		pageSize: pageSizeFor(bucket),
-		report:   SweepReport{DryRun: opts.DryRun},
+		opts:    opts,
+		cutoff:  opts.Clock().Add(-opts.OlderThan),
+		store:   store,
+		objects: newLister(bucket),
+		report:  SweepReport{DryRun: opts.DryRun},
 	}
 	if own, ok := store.(claimer); ok {
 		s.claims, s.batchSize = own, claimBatch
@@ -302,42 +275,18 @@ func newSweep(store CheckpointStore, bucket *blob.Bucket, opts SweepOptions) *sw
 	return s
 }
 
-func pageSizeFor(bucket *blob.Bucket) int {
-	var dir string
-	var info os.FileInfo
-	switch {
-	case bucket.As(&dir):
-		return localPage
-	case bucket.As(&info):
-		return walkedPage
-	}
-	return remotePage
-}
-
 func (s *sweep) run(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return incomplete(err, "")
 	}
 	s.refs = readReferencesOf(ctx, s.store)
 	defer s.refs.stop()
-	// In this order the listings of both prefixes are one sorted listing, like
-	// the references.
-	for _, prefix := range []string{ArtifactKeyPrefix, FileKeyPrefix} {
-		token := blob.FirstPageToken
-		for len(token) > 0 {
-			var (
-				page []*blob.ListObject
-				err  error
-			)
-			if page, token, err = s.list(ctx, prefix, token); err != nil {
-				return incomplete(err, "listing %s", prefix)
-			}
-			for i, object := range page {
-				page[i] = nil // large pages can go while they are worked on
-				if err := s.consider(ctx, object); err != nil {
-					return err
-				}
-			}
+	for object, err := range s.objects.all(ctx) {
+		if err != nil {
+			return incomplete(err, "")
+		}
+		if err := s.consider(ctx, object); err != nil {
+			return err
 		}
 	}
 	return s.finish(ctx)
@@ -443,132 +392,6 @@ func (s *sweep) judge(ctx context.Context, c candidate, since time.Time) error {
 	return nil
 }
 
-// flush deletes the candidates that are still unused.
-func (s *sweep) flush(ctx context.Context) error {
-	if len(s.batch) == 0 {
-		return nil
-	}
-	var keys []BlobKey
-	for _, c := range s.batch {
-		if !c.foreign {
-			keys = append(keys, BlobKey(c.key))
-		}
-	}
-	claimed := keys
-	if len(keys) > 0 {
-		claim := s.claims.claimUnused
-		if s.opts.DryRun {
-			claim = s.claims.previewUnused
-		}
-		var err error
-		if claimed, err = claim(ctx, keys); err != nil {
-			return storeError(err, "claiming unused blobs")
-		}
-		s.report.Kept += int64(len(keys) - len(claimed))
-	}
-	// Both are in the order of the listing.
-	rest := claimed
-	batch := slices.DeleteFunc(s.batch, func(c candidate) bool {
-		if c.foreign {
-			return false
-		}
-		if len(rest) > 0 && string(rest[0]) == c.key {
-			rest = rest[1:]
-			return false
-		}
-		return true
-	})
-	if s.opts.DryRun {
-		for _, c := range batch {
-			s.count(outcome{candidate: c})
-		}
-		s.batch = s.batch[:0]
-		return nil
-	}
-	s.batch = nil // s.delete may leave goroutines behind that hold the array
-	if err := s.delete(ctx, batch, claimed); err != nil {
-		return err
-	}
-	s.progress()
-	return nil
-}
-
-// outcome is what became of a deletion.
-type outcome struct {
-	candidate
-	err error
-}
-
-// delete deletes the batch, counts what became of it, and returns when all is
-// settled or a moment after ctx ended.
-func (s *sweep) delete(ctx context.Context, batch []candidate, claimed []BlobKey) error {
-	if len(batch) == 0 {
-		return nil
-	}
-	d := &deletion{
-		bucket:   s.bucket,
-		claims:   s.claims,
-		batch:    batch,
-		claimed:  claimed,
-		outcomes: make(chan outcome, len(batch)), // so that nobody waits to be heard
-		settled:  make(chan error, 1),
-	}
-	go d.run(ctx, min(s.opts.Concurrency, len(batch)))
-
-	done := ctx.Done()
-	var giveUp <-chan time.Time
-	for {
-		select {
-		case o := <-d.outcomes:
-			s.count(o)
-			continue
-		case <-done:
-			done, giveUp = nil, time.After(patience)
-			continue
-		case <-giveUp:
-		case err := <-d.settled:
-			s.countAll(d.outcomes)
-			if err != nil {
-				return storeError(err, "settling deleted blobs")
-			}
-			if err := ctx.Err(); err != nil {
-				return incomplete(err, "")
-			}
-			return nil
-		}
-		s.countAll(d.outcomes)
-		ended := d.ended.Load() // before begun, of which it is never ahead
-		return incomplete(ctx.Err(), "the bucket has not answered %d deletions, which go on", d.begun.Load()-ended)
-	}
-}
-
-// countAll counts the outcomes that are there.
-func (s *sweep) countAll(outcomes <-chan outcome) {
-	for {
-		select {
-		case o := <-outcomes:
-			s.count(o)
-		default:
-			return
-		}
-	}
-}
-
-func (s *sweep) count(o outcome) {
-	switch {
-	case o.err == nil:
-		s.report.Deleted++
-		s.report.DeletedBytes += o.size
-	case isGone(o.err):
-		s.report.Gone++
-	default:
-		s.report.Failed++
-		if len(s.report.Failures) < maxSweepDetails {
-			s.report.Failures = append(s.report.Failures, SweepFailure{o.key, o.err})
-		}
-	}
-}
-
 func (s *sweep) progress() {
 	if s.opts.Progress == nil {
 		return
@@ -578,131 +401,6 @@ func (s *sweep) progress() {
 	report.ForeignKeys = slices.Clip(report.ForeignKeys)
 	report.Failures = slices.Clip(report.Failures)
 	s.opts.Progress(report)
-}
-
-// deletion deletes the objects of one batch and settles the claim on them. It
-// shares nothing with its sweep but what is safe to share, because it outlives
-// the sweep when the bucket does not answer: the claim must hold until the last
-// deletion has ended, or a checkpoint could begin to use an object that is about
-// to go.
-type deletion struct {
-	bucket   *blob.Bucket
-	claims   claimer
-	batch    []candidate
-	claimed  []BlobKey // those of the batch that are claimed
-	outcomes chan outcome
-	settled  chan error
-	begun    atomic.Int64
-	ended    atomic.Int64
-}
-
-func (d *deletion) run(ctx context.Context, workers int) {
-	gone := make([]bool, len(d.batch))
-	var next atomic.Int64
-	var wg sync.WaitGroup
-	for range workers {
-		wg.Go(func() {
-			for ctx.Err() == nil {
-				i := next.Add(1) - 1
-				if i >= int64(len(d.batch)) {
-					return
-				}
-				d.begun.Add(1)
-				c := d.batch[i]
-				err := retry.Do(ctx, func(ctx context.Context) error { return d.bucket.Delete(ctx, c.key) })
-				gone[i] = err == nil || isGone(err)
-				d.outcomes <- outcome{c, err}
-				d.ended.Add(1)
-			}
-		})
-	}
-	wg.Wait()
-	d.settled <- d.settle(ctx, gone)
-}
-
-func (d *deletion) settle(ctx context.Context, gone []bool) error {
-	if len(d.claimed) == 0 {
-		return nil
-	}
-	var deleted, kept []BlobKey
-	for i, c := range d.batch {
-		switch {
-		case c.foreign:
-		case gone[i]:
-			deleted = append(deleted, BlobKey(c.key))
-		default:
-			kept = append(kept, BlobKey(c.key))
-		}
-	}
-	// A claim that is never settled would refuse these blobs to every writer, so
-	// this is done whatever became of ctx.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
-	defer cancel()
-	return d.claims.settleDeleted(ctx, deleted, kept)
-}
-
-const (
-	// settleTimeout only bounds how long a broken store can keep a goroutine.
-	settleTimeout = time.Minute
-	// patience is how long a sweep waits for the bucket after ctx ended. Drivers
-	// that heed the context need far less; the others are left behind.
-	patience = 250 * time.Millisecond
-)
-
-func isGone(err error) bool { return gcerrors.Code(err) == gcerrors.NotFound }
-
-// Listing a local directory fails when a file vanishes in the meantime, as it
-// does while another sweep deletes. So a page is asked for again, some seconds
-// at the most, for that is also how a bucket answers that does not exist.
-const (
-	listTries    = 30
-	listPauseMax = 250 * time.Millisecond
-)
-
-// list returns a page of the listing and the token of the next, empty after the
-// last. It returns a moment after ctx ended even when the bucket does not answer.
-func (s *sweep) list(ctx context.Context, prefix string, token []byte) ([]*blob.ListObject, []byte, error) {
-	pause := time.Millisecond
-	for try := 1; ; try++ {
-		page, next, err := s.listOnce(ctx, prefix, token)
-		if !isGone(err) || try == listTries {
-			return page, next, err
-		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			return nil, nil, ctx.Err()
-		}
-		pause = min(2*pause, listPauseMax)
-	}
-}
-
-func (s *sweep) listOnce(ctx context.Context, prefix string, token []byte) ([]*blob.ListObject, []byte, error) {
-	type result struct {
-		page []*blob.ListObject
-		next []byte
-		err  error
-	}
-	results := make(chan result, 1)
-	go func() {
-		var r result
-		r.err = retry.Do(ctx, func(ctx context.Context) (err error) {
-			r.page, r.next, err = s.bucket.ListPage(ctx, token, s.pageSize, &blob.ListOptions{Prefix: prefix})
-			return err
-		})
-		results <- r
-	}()
-	select {
-	case r := <-results:
-		return r.page, r.next, r.err
-	case <-ctx.Done():
-	}
-	select {
-	case r := <-results: // with the error of a driver that heeds ctx
-		return r.page, r.next, r.err
-	case <-time.After(patience):
-		return nil, nil, ctx.Err()
-	}
 }
 
 // incomplete returns the error of a sweep that did not do all it should; cause

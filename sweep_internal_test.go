@@ -160,7 +160,7 @@ func TestSweepOrder(t *testing.T) {
 	defer bucket.Close()
 
 	s := newSweep(store, bucket, sweepOptions(t, &SweepOptions{Clock: later, Concurrency: 1, DeleteForeign: true}))
-	s.pageSize, s.batchSize = 3, 4
+	s.objects.pageSize, s.batchSize = 3, 4
 	must(t, s.run(t.Context()))
 	want := `list a
 list f

@@ -186,7 +186,11 @@ func (r *runner) open(ctx context.Context, db, bucketURL string, create bool) (e
 			return err
 		}
 	}
-	if r.store, err = checkpointdb.Open(db, nil); err != nil {
+	opts := &checkpointdb.Options{}
+	if create { // and so stays for as long as the command runs
+		opts.Live = &checkpointdb.Live{Bucket: r.bucket} // lets inspect in meanwhile
+	}
+	if r.store, err = checkpointdb.Open(db, opts); err != nil {
 		r.close()
 	}
 	return err

@@ -62,6 +62,7 @@ var layers = map[string][]string{
 		"github.com/dustin/go-humanize",
 		"github.com/jedib0t/go-pretty/v6/table",
 		"github.com/jedib0t/go-pretty/v6/text",
+		"github.com/rogpeppe/go-internal/diff",
 		"github.com/spf13/cobra",
 		"github.com/vbauerster/mpb/v8",
 		"github.com/vbauerster/mpb/v8/decor",

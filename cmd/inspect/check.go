@@ -1,0 +1,160 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"checkpointdb"
+
+	"github.com/spf13/cobra"
+	"gocloud.dev/blob"
+)
+
+func (a *app) checkCommand() *cobra.Command {
+	var bucket string
+	var readData bool
+	cmd := &cobra.Command{
+		Use:   "check",
+		Short: "Verify the store, and its blobs",
+		Long: `Check reads the whole file and verifies every rule of its format, and lists what is
+damaged. With --blobs it then looks whether the bucket has every blob that a
+checkpoint uses, with the right size, and lists what is affected; with --read-data
+it reads them all and compares their digests. CHECKPOINTDB_BLOBS alone does not
+make it look at the bucket.
+
+Exit codes: 0 sound; 3 damaged, or blobs missing; 1 could not check, 4 because the
+file is in use. Of each kind of fault at most 1000 are listed.
+
+JSON:
+
+    {"sound", "violations": [{"invariant", "threadId", "key", "problem"}],
+     "blobs": {"checked": {"blobs", "bytes"}, "missing", "wrongSize", "damaged",
+               "faults": [{"key", "problem", "size", "found",
+                           "uses": [{"threadId", "first", "last", "checkpoints",
+                                     "atHead", "size"}]}]}}
+
+where blobs is there when they were looked at, and the problem of one is missing,
+wrong-size or damaged.`,
+		Example: `  inspect check --db agents.db
+  inspect check --blobs ./blobs --db agents.db
+  inspect check --blobs s3://runner?region=us-east-1 --read-data --db agents.db`,
+		Args:              cobra.NoArgs,
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	blobsFlag(cmd, &bucket)
+	cmd.Flags().BoolVar(&readData, "read-data", false, "read every blob and compare its digest")
+	cmd.RunE = a.do(func(ctx context.Context, _ []string) error {
+		if readData && bucket == "" {
+			return usageError("--read-data needs --blobs")
+		}
+		return a.check(ctx, bucket, readData)
+	})
+	return cmd
+}
+
+type checkJSON struct {
+	Sound      bool                           `json:"sound"`
+	Violations []violationJSON                `json:"violations"`
+	Blobs      *checkpointdb.CheckBlobsReport `json:"blobs,omitempty"`
+}
+
+type violationJSON struct {
+	Invariant int                   `json:"invariant"`
+	ThreadID  checkpointdb.ThreadID `json:"threadId,omitempty"`
+	Key       string                `json:"key,omitempty"`
+	Problem   string                `json:"problem"`
+}
+
+// errUnsound ends a check that has printed what it found.
+var errUnsound = errors.New("the store is not sound")
+
+func (a *app) check(ctx context.Context, url string, readData bool) error {
+	out := checkJSON{Violations: []violationJSON{}}
+	store, done, err := a.openStore(ctx)
+	if err == nil {
+		defer done()
+		err = store.Check(ctx)
+	}
+	found, listed := errors.AsType[*checkpointdb.CheckError](err)
+	switch {
+	case listed:
+		for _, v := range found.Violations {
+			out.Violations = append(out.Violations, violationJSON(v))
+		}
+	case errors.Is(err, checkpointdb.ErrDamaged): // so that it cannot even be opened
+		out.Violations = append(out.Violations, violationJSON{Problem: err.Error()})
+	case err != nil:
+		return err
+	}
+	if len(out.Violations) == 0 && url != "" {
+		bucket, err := a.openBucket(ctx, url)
+		if err != nil {
+			return err
+		}
+		defer bucket.Close()
+		if out.Blobs, err = a.checkBlobs(ctx, store, bucket, readData); err != nil {
+			return err
+		}
+	}
+	out.Sound = len(out.Violations) == 0 && (out.Blobs == nil || out.Blobs.Sound())
+	if a.json {
+		err = a.printJSON(out)
+	} else {
+		err = a.printCheck(out)
+	}
+	if len(out.Violations) > 0 && url != "" {
+		a.note("the blobs were not checked, as the file does not tell for sure which there must be")
+	}
+	if err == nil && !out.Sound {
+		return errUnsound
+	}
+	return err
+}
+
+func (a *app) checkBlobs(ctx context.Context, store *checkpointdb.Store, bucket *blob.Bucket, readData bool) (*checkpointdb.CheckBlobsReport, error) {
+	what := "checking blobs"
+	opts := &checkpointdb.CheckBlobsOptions{ReadData: readData}
+	var bar *progress
+	if readData {
+		bar = a.progress(ctx, what, 0)
+		opts.Progress = func(done, total checkpointdb.BlobTotals) { bar.set(done.Bytes, total.Bytes) }
+	} else {
+		bar = a.counter(ctx, what, 0)
+		opts.Progress = func(done, total checkpointdb.BlobTotals) { bar.set(done.Blobs, total.Blobs) }
+	}
+	report, err := checkpointdb.CheckBlobs(ctx, store, bucket, opts)
+	bar.done()
+	return &report, err
+}
+
+func (a *app) printCheck(c checkJSON) error {
+	if len(c.Violations) == 0 {
+		a.field("File", painted{"sound", green})
+	} else {
+		a.field("File", painted{"damaged: " + count(len(c.Violations), "violation"), red})
+		t := a.grid(">INVARIANT", "THREAD", "KEY", "PROBLEM")
+		for _, v := range c.Violations {
+			t.row(v.Invariant, v.ThreadID, v.Key, v.Problem)
+		}
+		if err := t.print(); err != nil {
+			return err
+		}
+	}
+	if c.Blobs == nil {
+		return nil
+	}
+	of := fmt.Sprintf(", %s of %s checked", count(c.Blobs.Checked.Blobs, "blob"), a.size(c.Blobs.Checked.Bytes))
+	if c.Blobs.Sound() {
+		a.field("Blobs", painted{"sound" + of, green})
+		return nil
+	}
+	a.field("Blobs", painted{fmt.Sprintf("%d missing, %d of the wrong size, %d damaged%s", c.Blobs.Missing, c.Blobs.WrongSize, c.Blobs.Damaged, of), red})
+	t := a.grid("PROBLEM", "KEY", ">SIZE", ">FOUND", "THREAD", "FIRST", "LAST", ">CHECKPOINTS")
+	for _, f := range c.Blobs.Faults {
+		for _, u := range f.Uses {
+			t.row(string(f.Problem), f.Key, a.size(f.Size), a.size(f.Found), u.ThreadID, u.First, u.Last, u.Checkpoints)
+		}
+	}
+	return t.print()
+}

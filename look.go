@@ -3,6 +3,7 @@ package checkpointdb
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"slices"
@@ -193,6 +194,34 @@ func (s *Store) Log(ctx context.Context, thread ThreadID, opts *LogOptions) iter
 			}
 		}
 	}
+}
+
+// Info returns what Log tells about one checkpoint. Checks: id valid, exists
+// ([ErrCheckpointNotFound]).
+func (s *Store) Info(ctx context.Context, id CheckpointID) (info CheckpointInfo, err error) {
+	const op = "info"
+	if err := id.Validate(); err != nil {
+		return CheckpointInfo{}, withOp(op, err)
+	}
+	err = s.read(ctx, op, func(tx *bolt.Tx) error {
+		p, ok, err := getPlace(tx, id)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			return &Error{Code: ErrCheckpointNotFound, Message: fmt.Sprintf("no checkpoint %q", id)}
+		}
+		infos, _, err := readLog(tx, p.thread, p.pos+1, 1, "")
+		if err != nil {
+			return err
+		}
+		if len(infos) == 0 || infos[0].ID != id {
+			return damagedAt(bucketIDs, []byte(id), errors.New("names a place that the head row lacks"))
+		}
+		info = infos[0]
+		return nil
+	})
+	return info, err
 }
 
 // readLog looks at up to size checkpoints before a position, 0 for all, and

@@ -128,6 +128,9 @@ func TestLog(t *testing.T) {
 		if info.RecordBytes == 0 {
 			t.Errorf("%s takes no room", c.ID)
 		}
+		if alone, err := s.Info(ctx, c.ID); err != nil || alone != info {
+			t.Errorf("by itself %s is %+v, %v; want %+v", c.ID, alone, err, info)
+		}
 	}
 
 	ids := func(opts *LogOptions) (ids []CheckpointID) {
@@ -185,6 +188,7 @@ func TestLookingRefuses(t *testing.T) {
 		}
 		return last
 	}
+	_, errInfo := s.Info(ctx, "nobody's")
 	_, errUses := s.BlobUses(ctx, "sandbox-files/sha256/short")
 	_, errPlan := s.PlanPrune(ctx, "nobody", PrunePolicy{KeepLast: 1})
 	_, errPolicy := s.PlanPrune(ctx, "a thread", PrunePolicy{})
@@ -193,6 +197,7 @@ func TestLookingRefuses(t *testing.T) {
 	for _, test := range []struct{ got, want error }{
 		{last(s.Log(ctx, "nobody", nil)), ErrThreadNotFound},
 		{last(s.Log(ctx, "", nil)), ErrInvalidID},
+		{errInfo, ErrCheckpointNotFound},
 		{last(s.Log(ctx, "a thread", &LogOptions{Limit: -1})), ErrInvalidArgument},
 		{errUses, ErrInvalidEntry},
 		{errPlan, ErrThreadNotFound},

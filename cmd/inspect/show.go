@@ -49,15 +49,20 @@ func (a *app) showCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "show [CHECKPOINT]",
 		Short: "Show a checkpoint",
-		Long: `Show prints what a checkpoint says of itself and counts what it holds. With one of
-the flags it lists that instead: the entries of the workspace, the messages of
-the conversation, one on a line, or the artifacts.
+		Long: `Show prints what a checkpoint says of itself, counts what it holds, and tells what
+it changed against the checkpoint before it in its thread. With one of the flags
+it lists the entries of the workspace instead, the messages of the conversation,
+one on a line, or the artifacts.
 
 JSON:
 
-    {"id", "threadId", "parentCheckpointId", "createdAt", "reason",
+    {"id", "threadId", "parentCheckpointId", "forkedFrom", "createdAt", "reason",
      "label", "sourceRunId", "head", "files", "directories", "symlinks", "bytes",
-     "messages", "artifacts", "artifactBytes"}
+     "messages", "artifacts", "artifactBytes", "added", "changed", "removed",
+     "newBytes", "recordBytes"}
+
+where newBytes are those of blobs that the checkpoint before does not use, and
+recordBytes what it takes in the store's file.
 
 With --files:
 
@@ -95,11 +100,11 @@ with --conversation a list of the messages; with --artifacts:
 		case artifacts:
 			return a.showArtifacts(c)
 		}
-		head, err := store.Head(ctx, c.ThreadID)
+		info, err := store.Info(ctx, c.ID)
 		if err != nil {
 			return err
 		}
-		return a.show(c, head == c.ID)
+		return a.show(c, info)
 	})
 	a.threadFlag(cmd, &thread)
 	cmd.Flags().BoolVar(&files, "files", false, "list the entries of the workspace")
@@ -113,6 +118,7 @@ type showJSON struct {
 	ID                 checkpointdb.CheckpointID `json:"id"`
 	ThreadID           checkpointdb.ThreadID     `json:"threadId"`
 	ParentCheckpointID checkpointdb.CheckpointID `json:"parentCheckpointId,omitempty"`
+	ForkedFrom         checkpointdb.CheckpointID `json:"forkedFrom,omitempty"`
 	CreatedAt          string                    `json:"createdAt"`
 	Reason             checkpointdb.Reason       `json:"reason"`
 	Label              string                    `json:"label,omitempty"`
@@ -125,13 +131,19 @@ type showJSON struct {
 	Messages           int                       `json:"messages"`
 	Artifacts          int                       `json:"artifacts"`
 	ArtifactBytes      int64                     `json:"artifactBytes"`
+	Added              int                       `json:"added"`
+	Changed            int                       `json:"changed"`
+	Removed            int                       `json:"removed"`
+	NewBytes           int64                     `json:"newBytes"`
+	RecordBytes        int64                     `json:"recordBytes"`
 }
 
-func (a *app) show(c checkpointdb.Checkpoint, head bool) error {
+func (a *app) show(c checkpointdb.Checkpoint, info checkpointdb.CheckpointInfo) error {
 	out := showJSON{
-		ID: c.ID, ThreadID: c.ThreadID, ParentCheckpointID: c.ParentCheckpointID, CreatedAt: stamp(c.CreatedAt),
-		Reason: c.Reason, Label: c.Label, SourceRunID: c.SourceRunID, Head: head,
+		ID: c.ID, ThreadID: c.ThreadID, ParentCheckpointID: c.ParentCheckpointID, ForkedFrom: info.ForkedFrom,
+		CreatedAt: stamp(c.CreatedAt), Reason: c.Reason, Label: c.Label, SourceRunID: c.SourceRunID, Head: info.Head,
 		Messages: len(c.Conversation), Artifacts: len(c.Artifacts),
+		Added: info.Added, Changed: info.Changed, Removed: info.Removed, NewBytes: info.NewBytes, RecordBytes: info.RecordBytes,
 	}
 	for _, e := range c.Files {
 		switch e.Kind {
@@ -152,11 +164,14 @@ func (a *app) show(c checkpointdb.Checkpoint, head bool) error {
 	}
 	a.field("Checkpoint", c.ID)
 	thread := safe(string(c.ThreadID))
-	if head {
+	if info.Head {
 		thread += ", of which it is the head"
 	}
 	a.field("Thread", shown(thread))
 	a.field("Parent", cmp.Or(c.ParentCheckpointID, "none"))
+	if info.ForkedFrom != "" {
+		a.field("Forked from", info.ForkedFrom)
+	}
 	a.field("Created", a.exactTime(c.CreatedAt)+", "+age(c.CreatedAt))
 	a.field("Reason", c.Reason)
 	if c.Label != "" {
@@ -169,6 +184,8 @@ func (a *app) show(c checkpointdb.Checkpoint, head bool) error {
 		count(out.Symlinks, "link"), count(out.Directories, "empty dir")))
 	a.field("Conversation", count(out.Messages, "message"))
 	a.field("Artifacts", fmt.Sprintf("%d of %s", out.Artifacts, a.size(out.ArtifactBytes)))
+	a.field("Changes", fmt.Sprintf("%d added, %d changed, %d removed; %s new, %s in the store's file",
+		info.Added, info.Changed, info.Removed, a.size(info.NewBytes), a.size(info.RecordBytes)))
 	return nil
 }
 

@@ -114,9 +114,9 @@ func (a *app) report(ctx context.Context, cmd *cobra.Command, err error) int {
 func (a *app) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "inspect COMMAND --db FILE",
-		Short: "Look into a checkpoint store",
+		Short: "Look into a checkpoint store, and mend it",
 		Long: `Inspect tells what is in a checkpoint store, whether it is sound, what costs the
-space and who holds a lease.
+space and who holds a lease; and it prunes, sweeps, restores, backs up and repairs.
 
 The store is the file given by --db, or by the variable CHECKPOINTDB_FILE. The
 bytes of files and artifacts lie in the bucket given by --blobs, or by
@@ -124,7 +124,8 @@ CHECKPOINTDB_BLOBS: a directory or a URL such as s3://BUCKET?region=us-east-1.
 
 Commands that look never change the file, and never make one. When another
 program has the file open, they answer from a copy that they get from it, if it
-opened the store with Options.Live.
+opened the store with Options.Live; commands that change something then have it
+done by that program.
 
 A CHECKPOINT is the id of one. Where it may be left out, --thread names a thread
 and its head is meant, which is not always the latest by time.
@@ -174,12 +175,27 @@ Exit codes:
 
 	leases := a.leasesCommand()
 	leases.AddCommand(a.breakLeaseCommand())
-	root.AddCommand(
-		a.threadsCommand(), a.logCommand(), a.graphCommand(), a.showCommand(), a.diffCommand(), a.catCommand(),
-		a.refsCommand(), leases, a.statsCommand(), a.duCommand(), a.checkCommand(),
-		a.pruneCommand(), a.sweepCommand(), a.deleteThreadCommand(), a.restoreCommand(), a.backupCommand(),
-		a.compactCommand(), a.exportCommand(), a.importCommand(), a.repairCommand(),
-	)
+	for _, group := range []struct {
+		title    string
+		commands []*cobra.Command
+	}{
+		{"Look:", []*cobra.Command{
+			a.threadsCommand(), a.logCommand(), a.graphCommand(), a.showCommand(), a.diffCommand(), a.catCommand(),
+			a.refsCommand(), leases, a.statsCommand(), a.duCommand(), a.checkCommand(),
+		}},
+		{"Bring out:", []*cobra.Command{
+			a.restoreCommand(), a.backupCommand(), a.exportCommand(), a.repairCommand(),
+		}},
+		{"Change:", []*cobra.Command{
+			a.pruneCommand(), a.deleteThreadCommand(), a.sweepCommand(), a.compactCommand(), a.importCommand(),
+		}},
+	} {
+		root.AddGroup(&cobra.Group{ID: group.title, Title: group.title})
+		for _, cmd := range group.commands {
+			cmd.GroupID = group.title
+			root.AddCommand(cmd)
+		}
+	}
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	return root

@@ -5,10 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"slices"
 	"strings"
 
 	bolt "go.etcd.io/bbolt"
-	bolterrors "go.etcd.io/bbolt/errors"
+
+	"checkpointdb/internal/salvage"
 )
 
 // Violation is one place where the file breaks a rule.
@@ -61,8 +64,8 @@ const maxViolations = 1000
 //     records; a thread without records has no row.
 //  3. Positions are strictly ordered along parent links: the parent of a record
 //     is the record before it, or was pruned.
-//  4. Counts from refcounts equal a recount from the records, key by key, and
-//     sizes the ones that the records give, where these agree.
+//  4. Counts from refcounts equal a recount from the records, key by key, and the
+//     size of a run is the one that the record at its start gives, if that is there.
 //  5. Runs of one key in one thread are disjoint, cover a live position each,
 //     and exactly the keys of the head have an open one.
 //  6. No writer has a fence above its thread's fences row.
@@ -73,18 +76,15 @@ const maxViolations = 1000
 //  10. No pin has a fence above its thread's fences row.
 //
 // It returns nil, a [*CheckError] with every violation (the first 1,000), or the
-// error that kept it from checking. It changes nothing. Changes wait while the
-// pages are verified; the rest runs beside them in one read transaction, which
-// keeps the pages they free from being reused until it ends. Memory follows the
-// largest thread.
+// error that kept it from checking. It changes nothing, and changes run beside it;
+// its read transactions keep the pages that those free from being reused until it
+// ends. Memory follows the largest thread.
 func (s *Store) Check(ctx context.Context) error {
 	const op = "check"
-	c := &checker{ctx: ctx, path: s.path}
-	// Touch every page first, on this goroutine: damage then shows where guard
-	// can name it, before bbolt's own check trusts the pages on another.
-	err := s.read(ctx, op, c.touch)
-	if err == nil {
-		err = withOp(op, s.checkPages(c))
+	c := &checker{ctx: ctx, path: s.path, file: s.file}
+	err := errOvertaken
+	for err == errOvertaken {
+		err = s.read(ctx, op, c.checkPages)
 	}
 	if err == nil && len(c.found) == 0 { // what lies on bad pages says nothing
 		err = s.read(ctx, op, c.run)
@@ -98,27 +98,14 @@ func (s *Store) Check(ctx context.Context) error {
 	return err
 }
 
-// checkPages runs bbolt's check of its pages and freelist. That must see no
-// change on its way, so it takes the place of one.
-func (s *Store) checkPages(c *checker) error {
-	return s.guard(func() error {
-		tx, err := s.db.Begin(!s.opts.ReadOnly)
-		if errors.Is(err, bolterrors.ErrDatabaseNotOpen) {
-			return s.closedError()
-		} else if err != nil {
-			return err
-		}
-		defer tx.Rollback()
-		for err := range tx.Check() {
-			c.add(0, "", "", "%v", err)
-		}
-		return nil
-	})
-}
+// errOvertaken: so many commits came by that the meta page of a transaction was
+// written over before it was read.
+var errOvertaken = errors.New("overtaken by commits")
 
 type checker struct {
 	ctx     context.Context
 	path    string
+	file    *os.File
 	found   []Violation
 	threads map[threadNumber]ThreadID
 	runs    map[threadNumber]int // rows of refcounts
@@ -139,19 +126,46 @@ func (c *checker) run(tx *bolt.Tx) error {
 	return nil
 }
 
-// touch reads every row of every bucket.
-func (c *checker) touch(tx *bolt.Tx) error {
-	return tx.ForEach(func(name []byte, b *bolt.Bucket) error {
-		rows, sum := 0, byte(0)
-		return b.ForEach(func(k, v []byte) error {
-			for _, part := range [][]byte{k, v} {
-				for i := 0; i < len(part); i += 512 {
-					sum ^= part[i]
-				}
-			}
-			return c.every(&rows)
-		})
-	})
+// checkPages verifies the trees of pages and the list of free ones, by plain reads.
+// bbolt's own check trusts each page that it comes to: on damaged ones it faults,
+// on a goroutine where nobody can catch that, or runs in circles.
+func (c *checker) checkPages(tx *bolt.Tx) error {
+	metas, _ := salvage.FindMetas(c.file)
+	at := slices.IndexFunc(metas, func(m salvage.Meta) bool { return m.TxID == uint64(tx.ID()) })
+	if at < 0 {
+		return errOvertaken
+	}
+	info, err := c.file.Stat()
+	if err != nil {
+		return err
+	}
+	meta, f := metas[at], salvage.New(c.file, info.Size(), metas[at].PageSize)
+	tree, err := f.Walk(c.ctx, meta.Root, meta.Pages, nil, nil)
+	if err != nil {
+		return err
+	}
+	for _, p := range tree.Problems {
+		c.add(0, "", "", "%v", p)
+	}
+	if !meta.HasFreelist() {
+		return nil
+	}
+	free, own, err := f.Freelist(meta)
+	if err != nil {
+		c.add(0, "", "", "%v", err)
+	}
+	if len(c.found) > 0 {
+		return nil // pages that nobody names any more would only repeat it
+	}
+	for id := uint64(2); id < meta.Pages; id++ {
+		switch used := tree.Reached.Has(id) || own.Has(id); {
+		case used && free.Has(id):
+			c.add(0, "", "", "page %d: is in use, and on the list of free pages", id)
+		case !used && !free.Has(id):
+			c.add(0, "", "", "page %d: is neither in use nor on the list of free pages", id)
+		}
+	}
+	return nil
 }
 
 // every looks at the context once in a while.
@@ -294,7 +308,7 @@ func (c *checker) checkChain(tx *bolt.Tx, n threadNumber) error {
 		}
 		known = c.checkVersion(tx, thread, v, before, known)
 		for _, u := range v.lists.uses() {
-			uses[u.blob] = uses[u.blob].and(u.size, p.pos)
+			uses[u.blob] = uses[u.blob].and(u.size, p.pos, before)
 		}
 		before = v
 	}
@@ -355,14 +369,23 @@ func (c *checker) checkVersion(tx *bolt.Tx, thread ThreadID, v, before *version,
 
 // blobUses is what the records of a thread make of a blob.
 type blobUses struct {
-	count    int64    // records that name it
-	last     position // of the newest of them
-	size     uint64
-	disagree bool // whether they give it several sizes
+	count  int64    // records that name it
+	last   position // of the newest of them
+	starts []start
 }
 
-func (b blobUses) and(size uint64, p position) blobUses {
-	return blobUses{count: b.count + 1, last: p, size: size, disagree: b.disagree || b.count > 0 && b.size != size}
+// start is a record that names a blob where the one before does not.
+type start struct {
+	pos  position
+	size uint64 // of the blob, as the record says
+}
+
+// and adds the record at p, behind the one before, if there is one.
+func (b blobUses) and(size uint64, p position, before *version) blobUses {
+	if b.count == 0 || before == nil || b.last != before.pos {
+		b.starts = append(b.starts, start{p, size})
+	}
+	return blobUses{b.count + 1, p, b.starts}
 }
 
 // checkRuns compares the runs of a thread with the uses that its records make.
@@ -379,8 +402,8 @@ func (c *checker) checkRuns(tx *bolt.Tx, n threadNumber, h headRow, uses map[blo
 			if r.first <= end {
 				c.add(5, thread, string(id.key()), "its runs overlap at %d", r.first)
 			}
-			if r.size != used.size && !used.disagree {
-				c.add(4, thread, string(id.key()), "its run from %d has size %d, the records %d", r.first, r.size, used.size)
+			if i := slices.IndexFunc(used.starts, func(s start) bool { return s.pos == r.first }); i >= 0 && used.starts[i].size != r.size {
+				c.add(4, thread, string(id.key()), "its run from %d has size %d, the record there says %d", r.first, r.size, used.starts[i].size)
 			}
 			live := h.count(r.first, r.end())
 			if live == 0 {

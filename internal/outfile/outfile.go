@@ -13,9 +13,9 @@ import (
 	"checkpointdb/internal/syncdir"
 )
 
-// suffix makes the name of the temporary file. It is fixed, so that the next run
-// knows what the killed one left.
-const suffix = ".tmp"
+// TemporaryName returns the name under which the file at path is written. It is
+// fixed, so that the next run knows what the killed one left.
+func TemporaryName(path string) string { return path + ".tmp" }
 
 // File is a file that is being written, with mode 0600 and under a temporary
 // name beside the final one. Its lock keeps other runs away until Commit or
@@ -35,8 +35,8 @@ var errBusy = errors.New("another run is writing it")
 func Create(path string) (*File, error) {
 	if there, err := os.Lstat(path); err == nil {
 		// A run that was killed in the middle of Commit left both names.
-		if tmp, err := os.Lstat(path + suffix); err == nil && os.SameFile(there, tmp) {
-			_ = os.Remove(path + suffix)
+		if tmp, err := os.Lstat(TemporaryName(path)); err == nil && os.SameFile(there, tmp) {
+			_ = os.Remove(TemporaryName(path))
 		}
 		return nil, exists(path)
 	}
@@ -62,7 +62,7 @@ func exists(path string) error {
 }
 
 func begin(path string, replaces fs.FileInfo) (*File, error) {
-	tmp := path + suffix
+	tmp := TemporaryName(path)
 	for {
 		file, err := openNew(tmp)
 		switch {

@@ -163,7 +163,7 @@ func TestAppearsMeanwhile(t *testing.T) {
 func TestLeftover(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "out")
-	put(t, path+suffix, "of a killed run, and longer")
+	put(t, TemporaryName(path), "of a killed run, and longer")
 	f, err := Create(path)
 	must(t, err)
 	write(t, f, "new")
@@ -177,13 +177,13 @@ func TestLeftoverOfCommit(t *testing.T) {
 	dir := t.TempDir()
 	path, moved := filepath.Join(dir, "out"), filepath.Join(dir, "moved")
 	put(t, path, "whole")
-	must(t, os.Link(path, path+suffix))
+	must(t, os.Link(path, TemporaryName(path)))
 	if _, err := Create(path); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("got %v", err)
 	}
 	wantFiles(t, dir, "out", "whole")
 
-	must(t, os.Link(path, path+suffix))
+	must(t, os.Link(path, TemporaryName(path)))
 	must(t, os.Rename(path, moved))
 	f, err := Create(path)
 	must(t, err)
@@ -196,10 +196,10 @@ func TestInTheWay(t *testing.T) {
 	dir := t.TempDir()
 	path, other := filepath.Join(dir, "out"), filepath.Join(dir, "other")
 	put(t, other, "somebody's")
-	if err := os.Symlink(other, path+suffix); err != nil {
+	if err := os.Symlink(other, TemporaryName(path)); err != nil {
 		t.Skip(err)
 	}
-	if _, err := Create(path); err == nil || !strings.Contains(err.Error(), path+suffix) {
+	if _, err := Create(path); err == nil || !strings.Contains(err.Error(), TemporaryName(path)) {
 		t.Errorf("got %v", err)
 	}
 	wantFiles(t, dir, "other", "somebody's", "out.tmp", "somebody's")

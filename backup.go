@@ -79,6 +79,14 @@ type BackupOptions struct {
 // disk; no change waits for it. It looks first whether there is room; the error
 // tells how much is needed. Blobs are not part of the copy.
 func (s *Store) BackupFile(ctx context.Context, path string, opts *BackupOptions) error {
+	return backUpTo(ctx, path, opts, func(to *os.File, progress func(done, total int64)) error {
+		var m meter
+		return m.watch(progress, func() error { return s.copyPages(ctx, to, &m) })
+	})
+}
+
+// backUpTo makes a backup at path of what copy writes.
+func backUpTo(ctx context.Context, path string, opts *BackupOptions, copy func(to *os.File, progress func(done, total int64)) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -91,8 +99,7 @@ func (s *Store) BackupFile(ctx context.Context, path string, opts *BackupOptions
 		return fmt.Errorf("checkpointdb: backup: %w", err)
 	}
 	defer out.Abort()
-	var m meter
-	if err := m.watch(progress, func() error { return s.copyPages(ctx, out.File, &m) }); err != nil {
+	if err := copy(out.File, progress); err != nil {
 		return err
 	}
 	if err := out.Commit(); err != nil {

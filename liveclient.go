@@ -10,9 +10,8 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"time"
-
-	"checkpointdb/internal/outfile"
 )
 
 // Remote is a store that another process has open with [Options.Live], as
@@ -81,25 +80,9 @@ func (r *Remote) Backup(ctx context.Context, w io.Writer) error {
 // path, where nothing may be, when it is whole and durable. Progress counts what
 // arrived; before that the owner makes the copy.
 func (r *Remote) BackupFile(ctx context.Context, path string, opts *BackupOptions) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	var progress func(done, total int64)
-	if opts != nil {
-		progress = opts.Progress
-	}
-	out, err := outfile.Create(path)
-	if err != nil {
-		return fmt.Errorf("checkpointdb: backup: %w", err)
-	}
-	defer out.Abort()
-	if err := r.backup(ctx, out.File, progress); err != nil {
-		return err
-	}
-	if err := out.Commit(); err != nil {
-		return fmt.Errorf("checkpointdb: backup: %w", err)
-	}
-	return nil
+	return backUpTo(ctx, path, opts, func(to *os.File, progress func(done, total int64)) error {
+		return r.backup(ctx, to, progress)
+	})
 }
 
 func (r *Remote) backup(ctx context.Context, w io.Writer, progress func(done, total int64)) error {

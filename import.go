@@ -56,12 +56,27 @@ func (s *Store) Import(ctx context.Context, r io.Reader, opts *ImportOptions) (T
 	}
 	err := im.run(ctx)
 	if err != nil && ctx.Err() == nil && im.number > 0 {
-		err = &Error{Code: CodeOf(err), Message: fmt.Sprintf("line %d", im.number), Err: err}
-		if e := err.(*Error); e.Code == "" {
-			e.Code = ErrInvalidArgument
-		}
+		err = im.locate(err)
 	}
 	return im.report, withOp("import", err)
+}
+
+// locate names the line in an error.
+func (im *importer) locate(err error) error {
+	located := &Error{Code: ErrInvalidArgument, Err: err}
+	if e, ok := err.(*Error); ok {
+		copied := *e
+		located = &copied
+		located.Op = ""
+	} else if code := CodeOf(err); code != "" {
+		located.Code = code
+	}
+	line := fmt.Sprintf("line %d", im.number)
+	if located.Message != "" {
+		line += ": " + located.Message
+	}
+	located.Message = line
+	return located
 }
 
 type importer struct {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 
 	"checkpointdb"
 
@@ -35,7 +36,8 @@ JSON:
                                      "atHead", "size"}]}]}}
 
 where blobs is there when they were looked at, and the problem of one is missing,
-wrong-size or damaged.`,
+wrong-size or damaged. A violation of no invariant is one that keeps the file from
+being opened as a store at all.`,
 		Example: `  inspect check --db agents.db
   inspect check --blobs ./blobs --db agents.db
   inspect check --blobs s3://runner?region=us-east-1 --read-data --db agents.db`,
@@ -60,14 +62,18 @@ type checkJSON struct {
 }
 
 type violationJSON struct {
-	Invariant int                   `json:"invariant"`
+	Invariant int                   `json:"invariant,omitempty"` // 0: the file is not even a store's
 	ThreadID  checkpointdb.ThreadID `json:"threadId,omitempty"`
 	Key       string                `json:"key,omitempty"`
 	Problem   string                `json:"problem"`
 }
 
-// errUnsound ends a check that has printed what it found.
-var errUnsound = errors.New("the store is not sound")
+// These end a check that has printed what it found.
+var (
+	errUnsound = errors.New("the store is not sound")
+	errRecords = fmt.Errorf("%w; inspect repair saves what is whole into a new file", errUnsound)
+	errBlobs   = fmt.Errorf("%w: blobs are missing or damaged", errUnsound)
+)
 
 func (a *app) check(ctx context.Context, url string, readData bool) error {
 	out := checkJSON{Violations: []violationJSON{}}
@@ -94,6 +100,9 @@ func (a *app) check(ctx context.Context, url string, readData bool) error {
 		}
 		defer bucket.Close()
 		if out.Blobs, err = a.checkBlobs(ctx, store, bucket, readData); err != nil {
+			if b := out.Blobs; !b.Sound() {
+				a.note("not all was checked; until then %s", faults(b))
+			}
 			return err
 		}
 	}
@@ -106,10 +115,13 @@ func (a *app) check(ctx context.Context, url string, readData bool) error {
 	if len(out.Violations) > 0 && url != "" {
 		a.note("the blobs were not checked, as the file does not tell for sure which there must be")
 	}
-	if err == nil && !out.Sound {
-		return errUnsound
+	switch {
+	case err != nil, out.Sound:
+		return err
+	case len(out.Violations) == 0:
+		return errBlobs
 	}
-	return err
+	return errRecords
 }
 
 func (a *app) checkBlobs(ctx context.Context, store *checkpointdb.Store, bucket *blob.Bucket, readData bool) (*checkpointdb.CheckBlobsReport, error) {
@@ -125,7 +137,41 @@ func (a *app) checkBlobs(ctx context.Context, store *checkpointdb.Store, bucket 
 	}
 	report, err := checkpointdb.CheckBlobs(ctx, store, bucket, opts)
 	bar.done()
+	if err == nil && a.copied && !report.Sound() {
+		err = a.dropUnused(ctx, &report)
+	}
 	return &report, err
+}
+
+// dropUnused takes the faults out of a report that are none any more: while a copy
+// of the store is checked, the program that has it open may let go of a blob and
+// sweep it.
+func (a *app) dropUnused(ctx context.Context, report *checkpointdb.CheckBlobsReport) error {
+	store, done, err := a.openStore(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	counts := map[checkpointdb.BlobProblem]*int64{
+		checkpointdb.BlobMissing: &report.Missing, checkpointdb.BlobWrongSize: &report.WrongSize, checkpointdb.BlobDamaged: &report.Damaged,
+	}
+	still := []checkpointdb.BlobFault{}
+	for _, f := range report.Faults {
+		if f.Uses, err = store.BlobUses(ctx, f.Key); err != nil {
+			return err
+		}
+		if len(f.Uses) == 0 {
+			*counts[f.Problem]--
+			continue
+		}
+		still = append(still, f)
+	}
+	report.Faults = still
+	return nil
+}
+
+func faults(r *checkpointdb.CheckBlobsReport) string {
+	return fmt.Sprintf("%d missing, %d of the wrong size, %d damaged", r.Missing, r.WrongSize, r.Damaged)
 }
 
 func (a *app) printCheck(c checkJSON) error {
@@ -135,7 +181,11 @@ func (a *app) printCheck(c checkJSON) error {
 		a.field("File", painted{"damaged: " + count(len(c.Violations), "violation"), red})
 		t := a.grid(">INVARIANT", "THREAD", "KEY", "PROBLEM")
 		for _, v := range c.Violations {
-			t.row(v.Invariant, v.ThreadID, v.Key, v.Problem)
+			number := ""
+			if v.Invariant > 0 {
+				number = strconv.Itoa(v.Invariant)
+			}
+			t.row(number, v.ThreadID, v.Key, v.Problem)
 		}
 		if err := t.print(); err != nil {
 			return err
@@ -149,7 +199,7 @@ func (a *app) printCheck(c checkJSON) error {
 		a.field("Blobs", painted{"sound" + of, green})
 		return nil
 	}
-	a.field("Blobs", painted{fmt.Sprintf("%d missing, %d of the wrong size, %d damaged%s", c.Blobs.Missing, c.Blobs.WrongSize, c.Blobs.Damaged, of), red})
+	a.field("Blobs", painted{faults(c.Blobs) + of, red})
 	t := a.grid("PROBLEM", "KEY", ">SIZE", ">FOUND", "THREAD", "FIRST", "LAST", ">CHECKPOINTS")
 	for _, f := range c.Blobs.Faults {
 		for _, u := range f.Uses {

@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
+	"io/fs"
+	"os"
 	"time"
 
 	"checkpointdb"
@@ -49,7 +51,7 @@ in bytes; with --dry-run, after is an estimate.`,
 		var report checkpointdb.CompactReport
 		switch {
 		case dryRun:
-			report, err = a.planCompact(ctx)
+			report, err = a.planCompact(ctx, to, inPlace)
 		case inPlace:
 			report, err = a.compactInPlace(ctx, to)
 		default:
@@ -63,7 +65,10 @@ in bytes; with --dry-run, after is an estimate.`,
 	return cmd
 }
 
-func (a *app) planCompact(ctx context.Context) (checkpointdb.CompactReport, error) {
+func (a *app) planCompact(ctx context.Context, to string, inPlace bool) (checkpointdb.CompactReport, error) {
+	if _, err := os.Lstat(to); err == nil && !inPlace {
+		return checkpointdb.CompactReport{}, &fs.PathError{Op: "create", Path: to, Err: fs.ErrExist}
+	}
 	store, done, err := a.openStore(ctx)
 	if err != nil {
 		return checkpointdb.CompactReport{}, err
@@ -76,8 +81,12 @@ func (a *app) planCompact(ctx context.Context) (checkpointdb.CompactReport, erro
 func (a *app) compactInPlace(ctx context.Context, path string) (checkpointdb.CompactReport, error) {
 	bar := a.progress(ctx, "compacting", 0)
 	defer bar.done()
-	opts := &checkpointdb.CompactOptions{Progress: bar.set, LockTimeout: max(a.wait, time.Nanosecond)}
-	return checkpointdb.CompactFile(ctx, path, opts)
+	var report checkpointdb.CompactReport
+	err := a.whenFree(ctx, "stop that program, or compact to a new FILE meanwhile", func() (err error) {
+		report, err = checkpointdb.CompactFile(ctx, path, &checkpointdb.CompactOptions{Progress: bar.set, LockTimeout: time.Millisecond})
+		return err
+	})
+	return report, err
 }
 
 func (a *app) compactTo(ctx context.Context, to string) (checkpointdb.CompactReport, error) {

@@ -42,6 +42,7 @@ func (a *app) deleteThread(ctx context.Context, thread checkpointdb.ThreadID, dr
 			return err
 		}
 		checkpoints = int(info.Checkpoints)
+		a.warnLeased(info.Lease)
 	} else {
 		owner, done, err := a.openOwner(ctx, ownerOptions{})
 		if err != nil {
@@ -49,7 +50,7 @@ func (a *app) deleteThread(ctx context.Context, thread checkpointdb.ThreadID, dr
 		}
 		defer done()
 		if checkpoints, err = owner.DeleteThread(ctx, thread); err != nil {
-			return err
+			return adviseLeased(err)
 		}
 	}
 	if a.json {
@@ -79,5 +80,5 @@ func (a *app) threadInfo(ctx context.Context, thread checkpointdb.ThreadID) (che
 			return t, err
 		}
 	}
-	return checkpointdb.ThreadInfo{}, fmt.Errorf("there is no thread %q", string(thread))
+	return checkpointdb.ThreadInfo{}, &checkpointdb.Error{Code: checkpointdb.ErrThreadNotFound, Message: fmt.Sprintf("no thread %q", string(thread))}
 }

@@ -39,6 +39,7 @@ type app struct {
 	isTerminal bool          // whether stdout is one
 
 	running bool // whether the command line was understood
+	copied  bool // whether a copy of the store was opened, for another program has the file
 }
 
 func run() int {

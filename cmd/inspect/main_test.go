@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -57,8 +58,17 @@ func TestScripts(t *testing.T) {
 	if testing.Short() {
 		// Under the race detector a process takes its time to start; these are the
 		// scripts in which one does more than one thing at once.
-		scripts = []string{"testdata/inuse.txtar", "testdata/live.txtar"}
+		scripts = []string{"testdata/inuse.txtar", "testdata/live.txtar", "testdata/livechange.txtar"}
 	}
+	commands := map[string]func(*testscript.TestScript, bool, []string){
+		"exits":     exits,
+		"plain":     plain,
+		"empty":     empty,
+		"hold":      hold,
+		"remember":  remember,
+		"unchanged": unchanged,
+	}
+	maps.Copy(commands, changeCommands)
 	testscript.Run(t, testscript.Params{
 		Files:               scripts,
 		UpdateScripts:       *update,
@@ -76,14 +86,7 @@ func TestScripts(t *testing.T) {
 			}
 			return os.CopyFS(env.WorkDir, os.DirFS(made))
 		},
-		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"exits":     exits,
-			"plain":     plain,
-			"empty":     empty,
-			"hold":      hold,
-			"remember":  remember,
-			"unchanged": unchanged,
-		},
+		Cmds: commands,
 	})
 }
 

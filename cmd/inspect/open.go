@@ -113,6 +113,7 @@ func (a *app) openCopy(ctx context.Context, path string) (*checkpointdb.Store, f
 	if err != nil {
 		return nil, nil, err
 	}
+	a.copied = true
 	a.note("%s is in use; answering from a copy taken at %s", safe(path), a.time(taken))
 	return store, func() { store.Close(); remove() }, nil
 }

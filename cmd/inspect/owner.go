@@ -60,6 +60,7 @@ type ownerOptions struct {
 	wants    bool   // whether the command works with a bucket at all
 	optional bool   // whether it can do without one
 	create   bool   // whether to make a store where there is none
+	dryRun   bool   // whether nothing will be changed, so that the file is opened read-only
 }
 
 // openOwner opens the store for a command that changes it. Where another program
@@ -74,6 +75,9 @@ func (a *app) openOwner(ctx context.Context, o ownerOptions) (_ owner, done func
 		return nil, nil, err // which Open would make
 	}
 	open := func(wait time.Duration) (*checkpointdb.Store, error) {
+		if o.dryRun {
+			return openReadOnly(path, wait)
+		}
 		return checkpointdb.Open(path, &checkpointdb.Options{
 			LockTimeout: max(wait, time.Millisecond), Clock: now, Logger: slog.New(slog.NewTextHandler(a.stderr, nil)),
 		})
@@ -82,9 +86,13 @@ func (a *app) openOwner(ctx context.Context, o ownerOptions) (_ owner, done func
 	if errors.Is(err, checkpointdb.ErrInUse) {
 		var remote *checkpointdb.Remote
 		if remote, err = checkpointdb.Attach(ctx, path); err == nil {
-			a.note("%s is in use; the program that has it open makes the change", path)
+			does := "makes the change"
+			if o.dryRun {
+				does = "answers"
+			}
+			a.note("%s is in use; the program that has it open %s", safe(path), does)
 			if o.wants && o.bucket != "" {
-				a.note("--blobs does not count then, that program uses its own bucket")
+				a.note("--blobs does not count then: that program uses its own bucket")
 			}
 			return remote, func() { remote.Close() }, nil
 		}
@@ -112,10 +120,49 @@ func (a *app) openOwner(ctx context.Context, o ownerOptions) (_ owner, done func
 	return here, done, nil
 }
 
+// whenFree calls f until the file is not in use, for as long as --wait says. Then
+// the error also says what to do.
+func (a *app) whenFree(ctx context.Context, advice string, f func() error) error {
+	for end := time.Now().Add(a.wait); ; {
+		err := f()
+		if !errors.Is(err, checkpointdb.ErrInUse) {
+			return err
+		}
+		left := time.Until(end)
+		if left <= 0 {
+			if a.wait > 0 { // the error only knows of the last try
+				advice = fmt.Sprintf("tried for %s; %s", a.wait, advice)
+			}
+			return fmt.Errorf("%w; %s", err, advice)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(min(left, 50*time.Millisecond)):
+		}
+	}
+}
+
+// adviseLeased adds to the error of a thread that is leased what to do.
+func adviseLeased(err error) error {
+	if errors.Is(err, checkpointdb.ErrWriterConflict) {
+		return fmt.Errorf("%w; wait for it, or end the lease with inspect leases break", err)
+	}
+	return err
+}
+
+// warnLeased says that a dry run promises what somebody's lease would prevent.
+func (a *app) warnLeased(lease *checkpointdb.LeaseInfo) {
+	if lease != nil && lease.Current {
+		a.note("somebody holds the lease of thread %s until %s; without --dry-run it is refused until then", safe(string(lease.ThreadID)), a.time(lease.ExpiresAt))
+	}
+}
+
 // did says on stderr what a changing command did, or would do.
 func (a *app) did(dryRun bool, format string, args ...any) {
 	if dryRun {
 		format = "dry run, nothing was changed: " + format
 	}
+	_ = a.stdout.Flush() // what was done comes first; the error stays, for the last flush
 	a.note("%s", fmt.Sprintf(format, args...))
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -23,8 +24,8 @@ There must be a rule, and a checkpoint is kept when any rule keeps it. The head 
 always kept. What is newest, the chain decides, not the times; what is older, the
 times that the checkpoints were made with, and one in the future is never old.
 
-A thread that somebody holds the lease of is not pruned. The blobs stay until the
-next sweep.
+A thread that somebody holds the lease of is not pruned, the others are; the exit
+code is 4 then. The blobs stay until the next sweep.
 
 JSON:
 
@@ -116,6 +117,11 @@ func (a *app) prune(ctx context.Context, args []string, all bool, policy checkpo
 		return err
 	}
 	defer done()
+	if policy.DryRun {
+		if err := a.warnAllLeased(ctx, prune.store, args); err != nil {
+			return err
+		}
+	}
 	threads := args
 	if all {
 		if threads, err = a.allThreads(ctx, prune.store); err != nil {
@@ -127,8 +133,12 @@ func (a *app) prune(ctx context.Context, args []string, all bool, policy checkpo
 	touched := 0
 	for _, thread := range threads {
 		ids, err := prune.do(ctx, checkpointdb.ThreadID(thread), policy)
+		if ctx.Err() != nil {
+			failed = []error{ctx.Err()}
+			break
+		}
 		if err != nil {
-			failed = append(failed, err)
+			failed = append(failed, adviseLeased(err))
 		}
 		if len(ids) > 0 {
 			touched++
@@ -136,15 +146,12 @@ func (a *app) prune(ctx context.Context, args []string, all bool, policy checkpo
 		for _, id := range ids {
 			pruned = append(pruned, prunedJSON{checkpointdb.ThreadID(thread), id})
 		}
-		if ctx.Err() != nil {
-			break
-		}
 	}
 	if err := list(a, sequence(pruned), "nothing to prune",
 		func(p prunedJSON) any { return p },
 		a.grid("THREAD", "CHECKPOINT"),
 		func(p prunedJSON) []any { return []any{p.ThreadID, p.CheckpointID} }); err != nil {
-		failed = append(failed, err)
+		return err
 	}
 	if len(pruned) > 0 {
 		what := count(len(pruned), "checkpoint") + " of " + count(touched, "thread")
@@ -154,8 +161,27 @@ func (a *app) prune(ctx context.Context, args []string, all bool, policy checkpo
 			a.did(false, "deleted %s; a sweep frees the blobs that only they used", what)
 		}
 	}
-	return errors.Join(failed...)
+	if len(failed) == 0 || len(threads) == 1 || ctx.Err() != nil {
+		return errors.Join(failed...)
+	}
+	for _, err := range failed {
+		a.note("%v", err)
+	}
+	return &unprunedError{failed, len(threads)}
 }
+
+// unprunedError says of how many threads could not be pruned. What was wrong with
+// each has been told.
+type unprunedError struct {
+	errs []error
+	of   int
+}
+
+func (e *unprunedError) Error() string {
+	return fmt.Sprintf("%d of %s could not be pruned", len(e.errs), count(e.of, "thread"))
+}
+
+func (e *unprunedError) Unwrap() []error { return e.errs }
 
 // pruner prunes or, from a store that is only looked at, plans to.
 type pruner struct {
@@ -180,6 +206,19 @@ func (a *app) pruner(ctx context.Context, dryRun bool) (pruner, func(), error) {
 		p.store = here.store
 	}
 	return p, done, nil
+}
+
+// warnAllLeased does so for the threads, all of them when there are none.
+func (a *app) warnAllLeased(ctx context.Context, store *checkpointdb.Store, threads []string) error {
+	for t, err := range store.Threads(ctx) {
+		if err != nil {
+			return err
+		}
+		if len(threads) == 0 && t.Checkpoints > 0 || slices.Contains(threads, string(t.ID)) {
+			a.warnLeased(t.Lease)
+		}
+	}
+	return nil
 }
 
 // allThreads returns the ids of the threads that have checkpoints.

@@ -32,7 +32,7 @@ With a KEY:
       "paths", "artifacts"}]
 
 where artifacts are their ids.`,
-		Example: `  inspect refs --db agents.db | sort -n -k2 | tail
+		Example: `  inspect refs --db agents.db --bytes | sort -n -k2 | tail
   inspect refs sandbox-files/sha256/9f86d0… --db agents.db`,
 		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: cobra.NoFileCompletions,

@@ -9,6 +9,7 @@ import (
 	"checkpointdb/buckets"
 
 	"github.com/spf13/cobra"
+	"gocloud.dev/blob"
 )
 
 func (a *app) repairCommand() *cobra.Command {
@@ -75,16 +76,32 @@ func (a *app) repair(ctx context.Context, to, bucket, from string) error {
 	if err != nil {
 		return err
 	}
+	var blobs, others *blob.Bucket
+	if from != "" { // looked at first, as a repair may take long
+		if blobs, err = a.openBucket(ctx, bucket); err != nil {
+			return err
+		}
+		defer blobs.Close()
+		if others, err = a.openBucket(ctx, from); err != nil {
+			return err
+		}
+		defer others.Close()
+	}
 	bar := a.progress(ctx, "repairing", 0)
-	report, err := checkpointdb.Repair(ctx, path, to, &checkpointdb.RepairOptions{Progress: bar.set})
-	bar.done()
-	if err != nil {
+	defer bar.done()
+	var report checkpointdb.RepairReport
+	if err := a.whenFree(ctx, "stop that program first", func() (err error) {
+		report, err = checkpointdb.Repair(ctx, path, to, &checkpointdb.RepairOptions{Progress: bar.set})
+		return err
+	}); err != nil {
 		return err
 	}
+	bar.done()
 	out := repairJSON{RepairReport: report}
+	var failed error
 	if from != "" {
-		if out.Blobs, err = a.fetchBlobs(ctx, to, bucket, from); err != nil {
-			return fmt.Errorf("the new store is there, its blobs are not all: %w", err)
+		if out.Blobs, err = a.fetchBlobs(ctx, to, blobs, others); err != nil {
+			failed = fmt.Errorf("the new store is there, its blobs are not all: %w", err)
 		}
 	}
 	if a.json {
@@ -92,7 +109,7 @@ func (a *app) repair(ctx context.Context, to, bucket, from string) error {
 	} else {
 		err = a.printRepair(to, out)
 	}
-	if err != nil {
+	if err := errors.Join(failed, err); err != nil {
 		return err
 	}
 	lost := len(report.Lost) + len(report.LostFences) + len(report.LostTranscripts) + len(report.LostInstances) + len(report.Incomplete)
@@ -102,23 +119,14 @@ func (a *app) repair(ctx context.Context, to, bucket, from string) error {
 	return nil
 }
 
-// fetchBlobs copies what the store at path needs and the bucket lacks.
-func (a *app) fetchBlobs(ctx context.Context, path, bucketURL, fromURL string) (*fetchedJSON, error) {
+// fetchBlobs copies what the store at path needs and the bucket lacks. It tells how
+// far it came also beside an error.
+func (a *app) fetchBlobs(ctx context.Context, path string, bucket, from *blob.Bucket) (*fetchedJSON, error) {
 	store, err := openReadOnly(path, a.wait)
 	if err != nil {
 		return nil, err
 	}
 	defer store.Close()
-	bucket, err := a.openBucket(ctx, bucketURL)
-	if err != nil {
-		return nil, err
-	}
-	defer bucket.Close()
-	from, err := a.openBucket(ctx, fromURL)
-	if err != nil {
-		return nil, err
-	}
-	defer from.Close()
 	bar := a.progress(ctx, "checking blobs", 0)
 	defer bar.done()
 	var faults []checkpointdb.BlobFault
@@ -138,7 +146,7 @@ func (a *app) fetchBlobs(ctx context.Context, path, bucketURL, fromURL string) (
 		err := buckets.Fetch(ctx, bucket, from, f.Key, f.Size)
 		switch {
 		case ctx.Err() != nil:
-			return nil, ctx.Err()
+			return out, ctx.Err()
 		case err != nil:
 			out.Failed = append(out.Failed, sweepFailureJSON{string(f.Key), err.Error()})
 		default:

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 
@@ -102,6 +103,9 @@ func (a *app) restore(ctx context.Context, id, thread, dir, bucket string, opts 
 	opts.Progress = func(p workspace.RestoreProgress) { bar.set(p.Bytes, p.TotalBytes) }
 	report, err := workspace.Restore(ctx, from, c, dir, &opts)
 	bar.done()
+	if errors.Is(err, workspace.ErrTargetNotEmpty) {
+		return fmt.Errorf("%w; --rewind replaces and removes what is there", err)
+	}
 	if err != nil {
 		return err
 	}

@@ -29,6 +29,11 @@ func checkpoint(ctx context.Context, store *checkpointdb.Store, id checkpointdb.
 			return checkpointdb.Checkpoint{}, err
 		}
 		if id == "" {
+			for _, err := range store.Log(ctx, thread, &checkpointdb.LogOptions{Limit: 1}) {
+				if err != nil { // there is no such thread
+					return checkpointdb.Checkpoint{}, err
+				}
+			}
 			return checkpointdb.Checkpoint{}, fmt.Errorf("thread %q has no head", string(thread))
 		}
 	}

@@ -18,7 +18,7 @@ func (a *app) sweepCommand() *cobra.Command {
 		Long: `Sweep deletes the blobs of the bucket that no checkpoint uses, nothing protects and
 that are old enough, and says how many. It looks below sandbox-files/sha256/ and
 sandbox-artifacts/sha256/ only. The bucket, or the prefix that --blobs names in it,
-must belong to this store alone.
+must belong to this store alone; one that has none of its blobs is refused.
 
 A quick sweep goes by what the store knows to have lost its last checkpoint, not
 by the bucket's listing: it is done at once, and does not find what was uploaded
@@ -70,17 +70,24 @@ type sweepFailureJSON struct {
 	Error string `json:"error"`
 }
 
-// sweep prints the report also when the sweep could not do all.
+// sweep prints the report also when the sweep could not do all. A program that has
+// the store open makes the dry run as well: in a copy, what it uploads and commits
+// meanwhile would look unused.
 func (a *app) sweep(ctx context.Context, bucket string, opts checkpointdb.SweepOptions) error {
-	sweep, done, err := a.sweeper(ctx, bucket, opts.DryRun)
+	owner, done, err := a.openOwner(ctx, ownerOptions{bucket: bucket, wants: true, dryRun: opts.DryRun})
 	if err != nil {
 		return err
 	}
 	defer done()
+	if here, ok := owner.(openedHere); ok {
+		if err := rightBucket(ctx, here); err != nil {
+			return err
+		}
+	}
 	opts.Clock = now
 	bar := a.counter(ctx, "sweeping", 0)
 	opts.Progress = func(r checkpointdb.SweepReport) { bar.set(r.Scanned, 0) }
-	report, err := sweep(ctx, &opts)
+	report, err := owner.Sweep(ctx, &opts)
 	bar.done()
 	if err != nil && report.Scanned == 0 {
 		return err
@@ -91,27 +98,27 @@ func (a *app) sweep(ctx context.Context, bucket string, opts checkpointdb.SweepO
 	return err
 }
 
-type sweepFunc func(ctx context.Context, opts *checkpointdb.SweepOptions) (checkpointdb.SweepReport, error)
-
-// sweeper needs no owner for a dry run: it changes nothing.
-func (a *app) sweeper(ctx context.Context, bucket string, dryRun bool) (sweepFunc, func(), error) {
-	if !dryRun {
-		owner, done, err := a.openOwner(ctx, ownerOptions{bucket: bucket, wants: true})
+// rightBucket returns an error when not one of the first blobs that the store uses
+// is in the bucket: in the bucket of another store, a sweep would delete all.
+func rightBucket(ctx context.Context, o openedHere) error {
+	const most = 16
+	looked := 0
+	for b, err := range o.store.Blobs(ctx) {
 		if err != nil {
-			return nil, nil, err
+			return err
 		}
-		return owner.Sweep, done, nil
+		if looked == most {
+			break
+		}
+		looked++
+		if there, err := o.bucket.Exists(ctx, string(b.Key)); err != nil || there {
+			return err
+		}
 	}
-	store, closeStore, err := a.openStore(ctx)
-	if err != nil {
-		return nil, nil, err
+	if looked == 0 {
+		return nil
 	}
-	b, err := a.openBucket(ctx, bucket)
-	if err != nil {
-		closeStore()
-		return nil, nil, err
-	}
-	return openedHere{store, b}.Sweep, func() { b.Close(); closeStore() }, nil
+	return fmt.Errorf("the bucket has none of %s that the store uses, so it is not that of this store; a sweep would delete what others need", count(looked, "blob"))
 }
 
 func (a *app) printSweep(r checkpointdb.SweepReport, quick bool) error {
@@ -125,9 +132,9 @@ func (a *app) printSweep(r checkpointdb.SweepReport, quick bool) error {
 		}
 		return a.printJSON(out)
 	}
-	what, deleted := "objects", "Deleted"
+	scanned, deleted := count(r.Scanned, "object"), "Deleted"
 	if quick {
-		what = "blobs that lost their last use"
+		scanned = count(r.Scanned, "blob") + " without a use"
 	}
 	if r.DryRun {
 		deleted = "Would delete"
@@ -136,7 +143,7 @@ func (a *app) printSweep(r checkpointdb.SweepReport, quick bool) error {
 	if quick {
 		sum = fmt.Sprint(r.Deleted) // whose sizes it did not ask for
 	}
-	a.field("Scanned", fmt.Sprintf("%d %s", r.Scanned, what))
+	a.field("Scanned", scanned)
 	a.field("Kept", r.Kept)
 	a.field("Too young", r.TooYoung)
 	a.field(deleted, sum)

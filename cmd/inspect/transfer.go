@@ -2,9 +2,13 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
+	"sync"
 
 	"checkpointdb"
 
@@ -44,6 +48,9 @@ with --out only. Without it the export itself goes to stdout.`,
 }
 
 func (a *app) export(ctx context.Context, threads []string, out string, withBlobs bool, from string) error {
+	if out == "" && a.isTerminal {
+		return usageError("an export is not for a terminal; use --out FILE, or a pipe")
+	}
 	store, done, err := a.openStore(ctx)
 	if err != nil {
 		return err
@@ -60,19 +67,25 @@ func (a *app) export(ctx context.Context, threads []string, out string, withBlob
 	for _, id := range threads {
 		opts.Threads = append(opts.Threads, checkpointdb.ThreadID(id))
 	}
-	total, err := exportedCheckpoints(ctx, store, opts.Threads)
+	checkpoints, bytes, err := toExport(ctx, store, opts.Threads)
 	if err != nil {
 		return err
 	}
-	bar := a.counter(ctx, "exporting checkpoints", total)
-	opts.Progress = func(r checkpointdb.TransferReport) { bar.set(int64(r.Checkpoints), total) }
+	var bar *progress
+	if withBlobs { // which take nearly all the time
+		bar = a.progress(ctx, "exporting", bytes)
+		opts.Progress = func(r checkpointdb.TransferReport) { bar.set(r.BlobBytes, bytes) }
+	} else {
+		bar = a.counter(ctx, "exporting checkpoints", checkpoints)
+		opts.Progress = func(r checkpointdb.TransferReport) { bar.set(int64(r.Checkpoints), checkpoints) }
+	}
 	var report checkpointdb.TransferReport
 	write := func(w io.Writer) error {
 		report, err = store.Export(ctx, w, opts)
 		return err
 	}
 	if out == "" {
-		err = write(a.stdout)
+		err = errors.Join(write(a.stdout), a.stdout.Flush())
 	} else {
 		err = createFile(out, write)
 	}
@@ -87,21 +100,34 @@ func (a *app) export(ctx context.Context, threads []string, out string, withBlob
 	return nil
 }
 
-// exportedCheckpoints counts what will be exported.
-func exportedCheckpoints(ctx context.Context, store *checkpointdb.Store, threads []checkpointdb.ThreadID) (total int64, err error) {
+// toExport counts what will be exported. Of some threads, blobs that several of
+// them use count more than once.
+func toExport(ctx context.Context, store *checkpointdb.Store, threads []checkpointdb.ThreadID) (checkpoints, bytes int64, err error) {
 	wanted := map[checkpointdb.ThreadID]bool{}
 	for _, id := range threads {
 		wanted[id] = true
 	}
 	for t, err := range store.Threads(ctx) {
 		if err != nil {
-			return 0, err
+			return 0, 0, err
 		}
 		if len(threads) == 0 || wanted[t.ID] {
-			total += t.Checkpoints
+			checkpoints += t.Checkpoints
 		}
 	}
-	return total, nil
+	usage, err := store.Usage(ctx, nil)
+	if err != nil {
+		return 0, 0, err
+	}
+	for _, t := range usage.Threads {
+		if wanted[t.ThreadID] {
+			bytes += t.OwnBytes + t.SharedBytes
+		}
+	}
+	if len(threads) == 0 || bytes > usage.Bytes {
+		bytes = usage.Bytes
+	}
+	return checkpoints, bytes, nil
 }
 
 func transferred(a *app, r checkpointdb.TransferReport) string {
@@ -169,13 +195,15 @@ func (a *app) importFrom(ctx context.Context, name, bucket string, create bool, 
 	}
 	defer done()
 	bar := a.progress(ctx, "importing", total)
-	report, err := take(ctx, io.TeeReader(in, bar), opts)
+	input, stop := newInput(ctx, in, bar)
+	report, err := take(ctx, input, opts)
+	stop()
 	bar.done()
 	if err != nil {
-		if report != (checkpointdb.TransferReport{}) {
+		if report != (checkpointdb.TransferReport{}) && !opts.DryRun {
 			a.note("before it failed, taken over: %s", transferred(a, report))
 		}
-		return err
+		return adviseLeased(err)
 	}
 	if a.json {
 		return a.printJSON(report)
@@ -188,11 +216,50 @@ func (a *app) importFrom(ctx context.Context, name, bucket string, create bool, 
 	return err
 }
 
+// input reads what is imported. Its reads end with ctx, also while they wait for
+// more, as those from a pipe do.
+type input struct {
+	from *io.PipeReader
+
+	mu  sync.Mutex // guards bar: while a program answers early, it may still be sent more
+	bar *progress  // nil after stop
+}
+
+func newInput(ctx context.Context, r io.Reader, bar *progress) (in *input, stop func()) {
+	from, to := io.Pipe()
+	go func() {
+		_, err := io.Copy(to, r)
+		to.CloseWithError(err)
+	}()
+	in = &input{from: from, bar: bar}
+	forget := context.AfterFunc(ctx, func() { to.CloseWithError(ctx.Err()) })
+	return in, func() {
+		forget()
+		from.Close()
+		in.mu.Lock()
+		defer in.mu.Unlock()
+		in.bar = nil
+	}
+}
+
+func (in *input) Read(p []byte) (int, error) {
+	n, err := in.from.Read(p)
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.bar != nil {
+		_, _ = in.bar.Write(p[:n])
+	}
+	return n, err
+}
+
 type importFunc func(context.Context, io.Reader, *checkpointdb.ImportOptions) (checkpointdb.TransferReport, error)
 
 func (a *app) importer(ctx context.Context, bucket string, create, dryRun bool) (importFunc, func(), error) {
 	if dryRun {
 		store, done, err := a.openStore(ctx)
+		if create && errors.Is(err, fs.ErrNotExist) {
+			store, done, err = emptyStore()
+		}
 		if err != nil {
 			return nil, nil, err
 		}
@@ -203,4 +270,18 @@ func (a *app) importer(ctx context.Context, bucket string, create, dryRun bool) 
 		return nil, nil, err
 	}
 	return owner.Import, done, nil
+}
+
+// emptyStore makes the store that import --create would begin with, elsewhere.
+func emptyStore() (*checkpointdb.Store, func(), error) {
+	dir, err := os.MkdirTemp("", "checkpointdb-inspect-*")
+	if err != nil {
+		return nil, nil, err
+	}
+	store, err := checkpointdb.Open(filepath.Join(dir, "empty.db"), &checkpointdb.Options{Clock: now})
+	if err != nil {
+		os.RemoveAll(dir)
+		return nil, nil, err
+	}
+	return store, func() { store.Close(); os.RemoveAll(dir) }, nil
 }

@@ -317,18 +317,19 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // differ only in where their items end.
 func itemSum(items []string) uint32 {
 	sum := uint32(0)
-	scratch := make([]byte, 0, 4096) // many small updates cost more than the copy
+	// Many small updates cost more than the copy, and []byte(item) an allocation.
+	scratch := make([]byte, 0, 4096)
 	for _, item := range items {
-		if len(scratch)+len(item)+binary.MaxVarintLen64 > cap(scratch) {
+		if len(scratch)+binary.MaxVarintLen64 > cap(scratch) {
 			sum, scratch = crc32.Update(sum, castagnoli, scratch), scratch[:0]
 		}
 		scratch = binary.AppendUvarint(scratch, uint64(len(item)))
-		if len(item) < cap(scratch)/2 {
-			scratch = append(scratch, item...)
-			continue
+		for len(item) > cap(scratch)-len(scratch) {
+			n := cap(scratch) - len(scratch)
+			sum = crc32.Update(sum, castagnoli, append(scratch, item[:n]...))
+			item, scratch = item[n:], scratch[:0]
 		}
-		sum, scratch = crc32.Update(sum, castagnoli, scratch), scratch[:0]
-		sum = crc32.Update(sum, castagnoli, []byte(item))
+		scratch = append(scratch, item...)
 	}
 	return crc32.Update(sum, castagnoli, scratch)
 }

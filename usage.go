@@ -45,7 +45,8 @@ type UsageOptions struct {
 // in one read transaction. It reads no checkpoint, unless Growth is asked for.
 func (s *Store) Usage(ctx context.Context, opts *UsageOptions) (usage Usage, err error) {
 	err = s.read(ctx, "usage", func(tx *bolt.Tx) error {
-		u, err := measure(ctx, tx)
+		s.readAhead(ctx, tx, bucketRefcounts)
+		u, err := measure(ctx, tx, opts != nil && opts.Growth)
 		if err != nil {
 			return err
 		}
@@ -57,7 +58,7 @@ func (s *Store) Usage(ctx context.Context, opts *UsageOptions) (usage Usage, err
 			}
 			t := u.of(threadNumber(n))
 			t.sums.ThreadID = ThreadID(k)
-			if opts != nil && opts.Growth {
+			if u.growth {
 				if t.sums.Growth, err = t.growth(tx, threadNumber(n)); err != nil {
 					return err
 				}
@@ -71,27 +72,31 @@ func (s *Store) Usage(ctx context.Context, opts *UsageOptions) (usage Usage, err
 
 // measurement sums up runs, which come sorted by blob and thread.
 type measurement struct {
+	growth       bool // whether to measure that too
 	blobs, bytes int64
 	threads      map[threadNumber]*threadMeasurement
 }
 
 type threadMeasurement struct {
 	sums  ThreadUsage
-	began map[position]int64 // bytes of blobs by where the thread began to use them
+	began map[position]int64 // bytes of blobs by where the thread began to use them; nil without growth
 	heads headRow
 }
 
 func (m *measurement) of(n threadNumber) *threadMeasurement {
 	t := m.threads[n]
 	if t == nil {
-		t = &threadMeasurement{began: map[position]int64{}}
+		t = &threadMeasurement{}
+		if m.growth { // which costs more than all the rest
+			t.began = map[position]int64{}
+		}
 		m.threads[n] = t
 	}
 	return t
 }
 
-func measure(ctx context.Context, tx *bolt.Tx) (*measurement, error) {
-	m := &measurement{threads: map[threadNumber]*threadMeasurement{}}
+func measure(ctx context.Context, tx *bolt.Tx, growth bool) (*measurement, error) {
+	m := &measurement{growth: growth, threads: map[threadNumber]*threadMeasurement{}}
 	var runs []run // of one blob
 	rows := 0
 	err := tx.Bucket(bucketRefcounts).ForEach(func(k, v []byte) error {
@@ -138,7 +143,9 @@ func (m *measurement) add(runs []run) {
 		} else {
 			t.sums.SharedBytes += int64(r.size)
 		}
-		t.began[t.heads.from(r.first)] += int64(r.size)
+		if m.growth {
+			t.began[t.heads.from(r.first)] += int64(r.size)
+		}
 	}
 }
 

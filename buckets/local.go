@@ -84,6 +84,8 @@ type localBucket struct {
 	dir    string // absolute
 	window int    // of its walks
 
+	uploads uploads
+
 	mu     sync.Mutex
 	paused []*walk // walks between two pages, the oldest first; guarded by mu
 }
@@ -115,6 +117,7 @@ func (b *localBucket) Close() error {
 	b.mu.Lock()
 	b.paused = nil
 	b.mu.Unlock()
+	b.uploads.close()
 	return b.Bucket.Close()
 }
 
@@ -359,7 +362,7 @@ func (w *walk) first(names []entry) []entry {
 // wants tells whether there can be objects of the listing at or below an entry
 // of the directory whose key is key.
 func (w *walk) wants(key string, e entry) bool {
-	if !e.dir && strings.HasSuffix(e.name, attributeFile) {
+	if !e.dir && (strings.HasSuffix(e.name, attributeFile) || key == "" && e.name == markerName) {
 		return false
 	}
 	if len(w.prefix) <= len(key) { // then the directory is below the prefix

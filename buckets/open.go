@@ -48,7 +48,9 @@ var files = func() *blob.URLMux {
 // "/". A directory that does not exist is made, with those above it, for its
 // owner alone (0700). Its files come from [WriteDurable], else they are not
 // durable. The other parameters of gocloud's file URLs may be given and take
-// precedence.
+// precedence. The first upload after a process was killed in the middle of one
+// removes the temporary files of blobs that it left, on systems with flock; who
+// uploads blobs into the directory at that time must have opened it with Open.
 //
 // Other schemes work when their driver is linked: importing
 // checkpointdb/buckets/cloud links s3, r2, gs and azblob, and shows their URLs; a

@@ -34,8 +34,9 @@ type SweepOptions struct {
 	// DryRun reports what a sweep would delete and changes nothing.
 	DryRun bool
 	// DeleteForeign also deletes objects whose names no checkpoint can use, by
-	// the same age. On a local directory these are mostly temporary files of
-	// uploads that were killed; with an OlderThan shorter than an upload takes,
+	// the same age. On a local directory these can be temporary files of uploads:
+	// of killed ones, where the next upload did not remove them (package buckets
+	// does, on systems with flock); with an OlderThan shorter than an upload takes,
 	// those of running uploads too, which then fail.
 	DeleteForeign bool
 	// Concurrency is how many deletions run at a time. Zero: 16.

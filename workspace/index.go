@@ -6,7 +6,6 @@ import (
 	"hash/crc32"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -119,7 +118,11 @@ func (x *index) save() {
 		return
 	}
 	slices.SortFunc(x.entries, func(a, b indexEntry) int { return bytes.Compare([]byte(a.path), []byte(b.path)) })
-	tmp, err := os.CreateTemp(filepath.Dir(x.file), filepath.Base(x.file)+".*.tmp") // mode 0600: it names files
+	// One name for all, so that killed captures leave one file at most (case 49).
+	// Two captures at a time cost the index of one, or its checksum.
+	name := x.file + ".tmp"
+	_ = os.Remove(name)
+	tmp, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) // it names files
 	if err != nil {
 		return
 	}

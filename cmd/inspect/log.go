@@ -20,7 +20,8 @@ func (a *app) logCommand() *cobra.Command {
 		Long: `Log lists the checkpoints of a thread from its head back along the chain, which is
 not always the order of their times. CHANGES counts the entries that were added
 (+), changed (~) and removed (-) since the checkpoint before; NEW is the size of
-the blobs that the one before does not use.
+the blobs that the one before does not use. The oldest one adds all it has, also
+where those before it were pruned.
 
 With --path only those are listed that changed this path or something beneath it.
 

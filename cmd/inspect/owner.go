@@ -71,7 +71,9 @@ func (a *app) openOwner(ctx context.Context, o ownerOptions) (_ owner, done func
 	if err != nil {
 		return nil, nil, err
 	}
-	if _, err := os.Stat(path); err != nil && !(o.create && errors.Is(err, os.ErrNotExist)) {
+	_, err = os.Stat(path)
+	isNew := o.create && errors.Is(err, os.ErrNotExist)
+	if err != nil && !isNew {
 		return nil, nil, err // which Open would make
 	}
 	open := func(wait time.Duration) (*checkpointdb.Store, error) {
@@ -81,6 +83,13 @@ func (a *app) openOwner(ctx context.Context, o ownerOptions) (_ owner, done func
 		return checkpointdb.Open(path, &checkpointdb.Options{
 			LockTimeout: max(wait, time.Millisecond), Clock: now, Logger: slog.New(slog.NewTextHandler(a.stderr, nil)),
 		})
+	}
+	if isNew { // and would be made for nothing if there were no such bucket
+		bucket, err := a.bucketFor(ctx, o)
+		if err != nil {
+			return nil, nil, err
+		}
+		closeBucket(bucket)
 	}
 	store, err := open(0)
 	if errors.Is(err, checkpointdb.ErrInUse) {
@@ -104,20 +113,26 @@ func (a *app) openOwner(ctx context.Context, o ownerOptions) (_ owner, done func
 	if err != nil {
 		return nil, nil, err
 	}
-	here := openedHere{store: store}
-	done = func() { store.Close() }
-	if o.wants {
-		here.bucket, err = a.openBucket(ctx, o.bucket)
-		if _, usage := errors.AsType[usageError](err); usage && o.optional && o.bucket == "" && os.Getenv("CHECKPOINTDB_BLOBS") == "" {
-			return here, done, nil
-		}
-		if err != nil {
-			done()
-			return nil, nil, err
-		}
-		done = func() { here.bucket.Close(); store.Close() }
+	bucket, err := a.bucketFor(ctx, o)
+	if err != nil {
+		store.Close()
+		return nil, nil, err
 	}
-	return here, done, nil
+	return openedHere{store, bucket}, func() { closeBucket(bucket); store.Close() }, nil
+}
+
+// bucketFor opens the bucket of a command, nil when it needs none.
+func (a *app) bucketFor(ctx context.Context, o ownerOptions) (*blob.Bucket, error) {
+	if !o.wants || o.optional && o.bucket == "" && os.Getenv("CHECKPOINTDB_BLOBS") == "" {
+		return nil, nil
+	}
+	return a.openBucket(ctx, o.bucket)
+}
+
+func closeBucket(b *blob.Bucket) {
+	if b != nil {
+		b.Close()
+	}
 }
 
 // whenFree calls f until the file is not in use, for as long as --wait says. Then

@@ -147,7 +147,11 @@ func (a *app) prune(ctx context.Context, args []string, all bool, policy checkpo
 			pruned = append(pruned, prunedJSON{checkpointdb.ThreadID(thread), id})
 		}
 	}
-	if err := list(a, sequence(pruned), "nothing to prune",
+	none := "nothing to prune"
+	if len(failed) > 0 {
+		none = "nothing was pruned"
+	}
+	if err := list(a, sequence(pruned), none,
 		func(p prunedJSON) any { return p },
 		a.grid("THREAD", "CHECKPOINT"),
 		func(p prunedJSON) []any { return []any{p.ThreadID, p.CheckpointID} }); err != nil {

@@ -4,9 +4,10 @@
 //
 // A [Checkpoint] is one immutable version of a thread. Its records lie in one
 // bbolt file, which [Open] opens as a [Store]. The bytes of its files lie in a
-// bucket of gocloud.dev/blob under content-addressed keys, equal bytes once. This
-// package never writes bytes; package workspace moves a directory into the bucket
-// and back, and package buckets opens the bucket.
+// bucket of gocloud.dev/blob under content-addressed keys, equal bytes once. A
+// Store never touches them: package workspace moves a directory into the bucket
+// and back, package buckets opens the bucket, and here only [Sweep], [CheckBlobs],
+// Export and Import are given one.
 //
 // # A turn
 //
@@ -63,6 +64,13 @@
 // share one transaction and its sync; readers do not wait for writers. List and
 // BlobReferences hold no transaction while the body of the loop runs, so it may
 // call the store. A file is open in one process at a time, read-only ones aside.
+//
+// # Operators
+//
+// Command cmd/inspect looks into stores, checks and repairs them. It stands on
+// what this package exports for the purpose: Threads, Log, Usage and the like,
+// Check, [CheckBlobs], [Repair], BackupFile, Compact, Export and Import. bbolt locks
+// the file for one process; with [Options.Live] others get in through its owner.
 //
 // # Other stores
 //

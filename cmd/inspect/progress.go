@@ -40,6 +40,9 @@ func (a *app) counter(ctx context.Context, what string, total int64) *progress {
 	return p
 }
 
+// isShown tells whether anybody sees it.
+func (p *progress) isShown() bool { return p.all != nil }
+
 func (p *progress) Write(b []byte) (int, error) {
 	if p.all != nil {
 		p.show()

@@ -79,14 +79,26 @@ func (a *app) sweep(ctx context.Context, bucket string, opts checkpointdb.SweepO
 		return err
 	}
 	defer done()
+	opts.Clock = now
+	bar := a.counter(ctx, "sweeping", 0)
+	defer bar.done()
+	total := int64(0) // nobody knows
 	if here, ok := owner.(openedHere); ok {
 		if err := rightBucket(ctx, here); err != nil {
 			return err
 		}
+		if bar.isShown() {
+			if total, err = expectedObjects(ctx, here.store, opts.Quick); err != nil {
+				return err
+			}
+		}
 	}
-	opts.Clock = now
-	bar := a.counter(ctx, "sweeping", 0)
-	opts.Progress = func(r checkpointdb.SweepReport) { bar.set(r.Scanned, 0) }
+	opts.Progress = func(r checkpointdb.SweepReport) {
+		if total > 0 {
+			total = max(total, r.Scanned) // there are others too
+		}
+		bar.set(r.Scanned, total)
+	}
 	report, err := owner.Sweep(ctx, &opts)
 	bar.done()
 	if err != nil && report.Scanned == 0 {
@@ -96,6 +108,16 @@ func (a *app) sweep(ctx context.Context, bucket string, opts checkpointdb.SweepO
 		return printErr
 	}
 	return err
+}
+
+// expectedObjects returns how many objects of the bucket the store knows of.
+func expectedObjects(ctx context.Context, store *checkpointdb.Store, quick bool) (int64, error) {
+	stats, err := store.Stats(ctx)
+	if err != nil || quick {
+		return int64(stats.Garbage), err
+	}
+	usage, err := store.Usage(ctx, nil)
+	return int64(stats.Garbage) + usage.Blobs, err
 }
 
 // rightBucket returns an error when not one of the first blobs that the store uses

@@ -158,19 +158,9 @@ func TestFailedSync(t *testing.T) {
 	if path := os.Getenv("CHECKPOINTDB_TEST_SYNC"); path != "" {
 		failedSyncChild(path)
 	}
-	strace, err := exec.LookPath("strace")
-	if err != nil {
-		t.Skip("strace, which makes a system call fail, is not installed")
-	}
-	if out, err := exec.Command(strace, "-f", "-e", "trace=none", os.Args[0], "-test.list=none").CombinedOutput(); err != nil {
-		t.Skipf("strace may not trace here: %v %s", err, out)
-	}
 	for when := 1; ; when++ {
 		path := filepath.Join(t.TempDir(), "test.db")
-		cmd := exec.Command(strace, "-f", "-o", os.DevNull, "-e", "trace=fdatasync",
-			"-e", fmt.Sprintf("inject=fdatasync:error=EIO:when=%d", when), os.Args[0], "-test.run=^TestFailedSync$")
-		cmd.Env = append(os.Environ(), "CHECKPOINTDB_TEST_SYNC="+path)
-		out, err := cmd.CombinedOutput()
+		out, err := withFailing(t, fmt.Sprintf("fdatasync:error=EIO:when=%d", when), "CHECKPOINTDB_TEST_SYNC="+path)
 		switch {
 		case err != nil:
 			t.Fatalf("sync %d: %v\n%s", when, err, out)
@@ -185,6 +175,42 @@ func TestFailedSync(t *testing.T) {
 		if _, err := os.Stat(path); err == nil && !strings.Contains(string(out), "not opened") {
 			openTestAt(t, path, nil)
 		}
+	}
+}
+
+// withFailing runs the test again in a child process, with the variable set,
+// where strace makes a system call fail.
+func withFailing(t *testing.T, inject, variable string) ([]byte, error) {
+	t.Helper()
+	strace, err := exec.LookPath("strace")
+	if err != nil {
+		t.Skip("strace, which makes a system call fail, is not installed")
+	}
+	if out, err := exec.Command(strace, "-f", "-e", "trace=none", os.Args[0], "-test.list=none").CombinedOutput(); err != nil {
+		t.Skipf("strace may not trace here: %v %s", err, out)
+	}
+	call, _, _ := strings.Cut(inject, ":")
+	cmd := exec.Command(strace, "-f", "-o", os.DevNull, "-e", "trace="+call, "-e", "inject="+inject, os.Args[0], "-test.run=^"+t.Name()+"$")
+	cmd.Env = append(os.Environ(), variable)
+	return cmd.CombinedOutput()
+}
+
+// TestCase44NoLocks: on a file system without locks nobody can tell whether the
+// file is in use, and the error says that and no more.
+func TestCase44NoLocks(t *testing.T) {
+	if path := os.Getenv("CHECKPOINTDB_TEST_LOCKS"); path != "" {
+		for _, readOnly := range []bool{false, true} {
+			_, err := Open(path, &Options{ReadOnly: readOnly})
+			fmt.Println(errors.Is(err, ErrInUse), err)
+		}
+		return
+	}
+	s := openTest(t, nil)
+	must(t, s.Close())
+	out, err := withFailing(t, "flock:error=ENOLCK", "CHECKPOINTDB_TEST_LOCKS="+s.Path())
+	want := "true checkpointdb: open: " + s.Path() + " cannot be locked, so nobody can tell whether it is in use; its file system has no file locks"
+	if err != nil || strings.Count(string(out), want) != 2 {
+		t.Errorf("%v\n%s\nwant %q twice", err, out, want)
 	}
 }
 

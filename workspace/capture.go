@@ -203,7 +203,11 @@ func (c *capturer) attempt(ctx context.Context) error {
 	c.found, c.total, c.result.Skipped = nil, 0, nil
 	c.scope.reset()
 	c.index.begin()
-	if _, err := c.list(ctx, "", c.info); err != nil {
+	dirs, err := c.readTree(ctx)
+	if err != nil {
+		return err
+	}
+	if _, err := c.list(dirs, ""); err != nil {
 		return err
 	}
 	slices.SortFunc(c.result.Skipped, func(a, b Skipped) int { return strings.Compare(a.Path, b.Path) })
@@ -248,27 +252,11 @@ func (c *capturer) entries() []checkpointdb.Entry {
 	return entries
 }
 
-// list collects the entries beneath dir and reports whether there are any.
-func (c *capturer) list(ctx context.Context, dir string, info fs.FileInfo) (some bool, err error) {
-	if err := ctx.Err(); err != nil {
-		return false, err
-	}
-	c.at("list", dir)
-	children, err := readDir(c.root, dir, info)
-	if err != nil {
-		return false, readError(dir, err)
-	}
-	if name := c.scope.policy.IgnoreFile; name != "" {
-		if err := c.scope.here.read(c.root, dir, name, children); err != nil {
-			return false, err
-		}
-	}
-	own := c.own.namesIn(info)
-	for _, d := range children {
+// list collects the entries beneath dir, in an order that is always the same, and
+// reports whether there are any.
+func (c *capturer) list(dirs map[string]*listing, dir string) (some bool, err error) {
+	for _, d := range dirs[dir].children {
 		p := join(dir, d.Name())
-		if isMarker(p) || c.own.has(d, own) || c.scope.leavesOut(p, d) {
-			continue
-		}
 		f := found{entry: checkpointdb.Entry{Path: p}}
 		switch d.Type() {
 		case 0:
@@ -289,9 +277,7 @@ func (c *capturer) list(ctx context.Context, dir string, info fs.FileInfo) (some
 			}
 		case fs.ModeDir:
 			var within bool
-			if f.info, err = d.Info(); err == nil {
-				within, err = c.list(ctx, p, f.info)
-			}
+			within, err = c.list(dirs, p)
 			if err == nil && within {
 				some = true
 				continue

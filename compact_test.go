@@ -225,6 +225,11 @@ func TestCase7BesideWriters(t *testing.T) {
 			t.Error(err)
 		})
 	}
+	for w := range acknowledged {
+		for acknowledged[w].Load() == 0 && !t.Failed() {
+			time.Sleep(time.Millisecond)
+		}
+	}
 	for round := range 5 {
 		var before [len(acknowledged)]int64
 		for w := range acknowledged {

@@ -475,10 +475,10 @@ func TestSweepStalledBucket(t *testing.T) {
 					unused := []checkpointdb.BlobKey{blobFile("1"), blobFile("2"), blobFile("3")}
 					upload(t, mem, "x", unused...)
 					stalled, answer := make(chan struct{}, 100), make(chan struct{})
-					var calls sync.WaitGroup
+					var calls atomic.Int64 // under way; a WaitGroup must not be added to while it is waited for
 					bucket := faultblob.Wrap(mem, func(ctx context.Context, call faultblob.Call, do func() error) error {
 						calls.Add(1)
-						defer calls.Done()
+						defer calls.Add(-1)
 						if call.Kind == kind {
 							stalled <- struct{}{}
 							if heeds {
@@ -517,7 +517,9 @@ func TestSweepStalledBucket(t *testing.T) {
 					}
 
 					close(answer)
-					calls.Wait()
+					for calls.Load() > 0 {
+						time.Sleep(time.Millisecond)
+					}
 					// The mark of a deletion that the sweep left behind goes soon after.
 					for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
 						_, err := checkpointdb.Sweep(t.Context(), store, mem, opts)

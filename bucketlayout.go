@@ -10,20 +10,22 @@ package checkpointdb
 //	└─ "created"                       → time
 //	threads                              made by the first lease or transcript of a thread; never deleted
 //	└─ thread id, as it is             → thread, its number, from the bucket's sequence; never reused
-//	ids                                  written by Append and Fork; deleted with the checkpoint
+//	ids                                  written by Append, Fork and Import; deleted with the checkpoint
 //	└─ checkpoint id, as it is         → thread ‖ position
-//	checkpoints                          written by Append and Fork; rewritten in full by Prune where
+//	checkpoints                          written by Append, Fork and Import; rewritten in full by Prune where
 //	│                                    the record before it goes; deleted by DeleteHead, Prune, DeleteThread
 //	└─ thread ‖ position               → checkpoint record (record.go)
 //	heads                                written with every change of a chain; deleted with its last record
 //	└─ thread                          → head row (headRow below)
-//	writers                              written by AcquireWriter and Renew; deleted by Release and DeleteThread
+//	writers                              written by AcquireWriter and Renew; deleted by Release, BreakLease and
+//	│                                    DeleteThread
 //	└─ thread                          → version, fence as uvarint, expiry as time, owner token
-//	fences                               written by AcquireWriter; never deleted, never lower
+//	fences                               written by AcquireWriter, raised by Import; never deleted, never lower
 //	└─ thread                          → u64, highest fence given out
 //	refcounts                            written and deleted with the checkpoints (refcount.go)
 //	└─ blob ‖ thread ‖ position        → run, size of the blob and where its use ends (run below)
-//	pins                                 written by Protect; deleted by Append and Fork, or when dead by a quick sweep
+//	pins                                 written by Protect; deleted by Append, Fork and Import, or when dead by
+//	│                                    a quick sweep
 //	└─ blob ‖ thread                   → u64, fence of the lease that pins it
 //	garbage                              written when a blob loses its last run, when a quick sweep finds its
 //	│                                    pin dead, and when a sweep claims a blob that never had either;
@@ -43,6 +45,9 @@ package checkpointdb
 // a version byte: 2 for checkpoint records, 1 for all others.
 //
 // Format 2 added the sizes to the runs and the source of a fork to the records.
+//
+// Compact copies all rows into a new file, and Repair builds one from what is whole
+// of a damaged one, by the same functions.
 
 import (
 	"encoding/binary"

@@ -63,7 +63,8 @@ const maxViolations = 1000
 //  2. heads names the newest live position, and its spans are exactly the
 //     records; a thread without records has no row.
 //  3. Positions are strictly ordered along parent links: the parent of a record
-//     is the record before it, or was pruned.
+//     is the record before it, or was pruned; a record that is a difference is one
+//     to its parent.
 //  4. Counts from refcounts equal a recount from the records, key by key, and the
 //     size of a run is the one that the record at its start gives, if that is there.
 //  5. Runs of one key in one thread are disjoint, cover a live position each,
@@ -357,6 +358,8 @@ func (c *checker) checkVersion(tx *bolt.Tx, thread ThreadID, v, before *version,
 	}
 	if v.base != 0 && (before == nil || before.pos != v.base) {
 		c.add(3, thread, string(v.id), "it builds on position %d, which is not the record before it", v.base)
+	} else if v.base != 0 && before.id != v.parent {
+		c.add(3, thread, string(v.id), "it builds on %q, which is not its parent", before.id)
 	}
 	cp, err := v.checkpoint()
 	matches := known.match(cp.Files)

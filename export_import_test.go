@@ -222,6 +222,43 @@ func TestImportOfTheHeadless(t *testing.T) {
 	must(t, to.Check(ctx))
 }
 
+// TestImportKeepsTheHead: that a thread has no head elsewhere takes none away, and
+// a thread that went on here is left alone.
+func TestImportKeepsTheHead(t *testing.T) {
+	ctx := context.Background()
+	s := openTest(t, &Options{Clock: clockAt(1000)})
+	lease, err := s.AcquireWriter(ctx, "t")
+	must(t, err)
+	head := CheckpointID("")
+	for i := range 13 {
+		c := testCheckpoint("t", i, head)
+		must(t, s.Append(ctx, lease.Writer, c, head))
+		head = c.ID
+	}
+	_, err = s.Prune(ctx, lease.Writer, PrunePolicy{KeepNamed: true})
+	must(t, err)
+	withHead := export(t, s, nil)
+	must(t, s.DeleteHead(ctx, lease.Writer, head))
+	headless := export(t, s, nil)
+	to := openTest(t, &Options{Clock: clockAt(1000)})
+	_, err = to.Import(ctx, bytes.NewReader(withHead), nil)
+	must(t, err)
+	_, err = to.Import(ctx, bytes.NewReader(headless), nil)
+	must(t, err)
+	if got, err := to.Head(ctx, "t"); got != head || err != nil {
+		t.Errorf("head %q, %v; want %q", got, err, head)
+	}
+	lease, err = to.AcquireWriter(ctx, "t")
+	must(t, err)
+	must(t, to.Append(ctx, lease.Writer, testCheckpoint("t", 20, head), head))
+	must(t, to.Release(ctx, lease.Writer))
+	for _, opts := range []*ImportOptions{{DryRun: true}, nil} {
+		if _, err := to.Import(ctx, bytes.NewReader(withHead), opts); !errors.Is(err, ErrStaleHead) {
+			t.Errorf("import into a thread that went on: %v", err)
+		}
+	}
+}
+
 // TestImportCutAnywhere cuts the export after every line and in the middle of
 // lines: an error each time, and the whole export afterwards makes it good.
 func TestImportCutAnywhere(t *testing.T) {

@@ -199,29 +199,29 @@ func (t *threadImport) run(ctx context.Context) (l exportLine, err error) {
 		case l.BlobKeys != nil:
 			err = t.blobs(ctx, l.BlobKeys)
 		case l.Checkpoint != nil:
+			// Not before another one comes: the last batch of a thread also ends it.
+			if len(t.batch) >= adoptBatch || items > adoptItems {
+				items = 0
+				if err = t.flush(ctx, false); err != nil {
+					return l, err
+				}
+			}
 			var a adopted
 			if a, err = readAdopted(l, t.head.ID); err == nil {
 				t.batch = append(t.batch, a)
 				items += len(a.version.lists[sectionFiles]) + len(a.version.lists[sectionConversation])
 			}
-			if len(t.batch) >= adoptBatch || items > adoptItems {
-				items = 0
-				err = errors.Join(err, t.flush(ctx))
-			}
 		case l.Transcript != nil:
 			err = t.transcript(ctx, l)
 		default: // the next thread, or the end of all threads
-			if flushErr := t.flush(ctx); flushErr != nil {
+			isWhole := err == nil // or it was cut, perhaps in the middle of the thread
+			if flushErr := t.flush(ctx, isWhole); flushErr != nil {
 				return l, flushErr
 			}
-			if err != nil { // it was cut, perhaps in the middle of the thread
-				return l, err
+			if isWhole {
+				t.report.Threads++
 			}
-			t.report.Threads++
-			if t.opts.DryRun {
-				return l, nil
-			}
-			return l, t.store.finishAdoption(ctx, t.w, t.head)
+			return l, err
 		}
 		if err != nil {
 			return l, err
@@ -361,14 +361,16 @@ func (r *pieceReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-func (t *threadImport) flush(ctx context.Context) (err error) {
-	if len(t.batch) == 0 {
-		return nil
+// flush adopts the batch, and ends the thread if it is the last one.
+func (t *threadImport) flush(ctx context.Context, isLast bool) (err error) {
+	var end *exportThread
+	if isLast {
+		end = &t.head
 	}
 	if t.opts.DryRun {
-		err = t.store.planAdoption(ctx, t.head.ID, t.batch, &t.after)
+		err = t.store.planAdoption(ctx, t.head.ID, t.batch, end, &t.after)
 	} else {
-		err = t.store.adopt(ctx, t.w, t.batch, &t.after)
+		err = t.store.adopt(ctx, t.w, t.batch, end, &t.after)
 	}
 	if err != nil {
 		return err
@@ -420,7 +422,7 @@ type adoptedState struct {
 }
 
 // planAdoption checks a batch without a lease and without changing anything.
-func (s *Store) planAdoption(ctx context.Context, thread ThreadID, batch []adopted, after *adoptedState) error {
+func (s *Store) planAdoption(ctx context.Context, thread ThreadID, batch []adopted, end *exportThread, after *adoptedState) error {
 	return s.read(ctx, "plan import", func(tx *bolt.Tx) error {
 		n, err := getThread(tx, thread)
 		if err != nil {
@@ -430,14 +432,19 @@ func (s *Store) planAdoption(ctx context.Context, thread ThreadID, batch []adopt
 		if err := s.checkAdoption(tx, n, batch, &state); err != nil {
 			return err
 		}
+		if end != nil && !after.added { // otherwise the head is one that is only planned
+			if err := checkFinish(tx, n, batch, *end); err != nil {
+				return err
+			}
+		}
 		*after = state
 		return nil
 	})
 }
 
 // adopt adds the checkpoints to the thread of w, oldest first, and passes over
-// those that it has.
-func (s *Store) adopt(ctx context.Context, w Writer, batch []adopted, after *adoptedState) error {
+// those that it has. With the last of them, end makes the thread what it was.
+func (s *Store) adopt(ctx context.Context, w Writer, batch []adopted, end *exportThread, after *adoptedState) error {
 	var state adoptedState
 	err := s.update(ctx, "adopt", func(tx *bolt.Tx, now time.Time) error {
 		n, err := currentWriter(tx, w, w.ThreadID, now)
@@ -447,6 +454,11 @@ func (s *Store) adopt(ctx context.Context, w Writer, batch []adopted, after *ado
 		state = *after
 		if err := s.checkAdoption(tx, n, batch, &state); err != nil {
 			return err
+		}
+		if end != nil {
+			if err := checkFinish(tx, n, batch, *end); err != nil {
+				return err
+			}
 		}
 		for _, a := range batch {
 			if a.present {
@@ -460,6 +472,9 @@ func (s *Store) adopt(ctx context.Context, w Writer, batch []adopted, after *ado
 				return err
 			}
 			state.last = a.version.pos
+		}
+		if end != nil {
+			return s.finish(tx, n, *end, state.added)
 		}
 		return nil
 	})
@@ -538,35 +553,46 @@ func sameAsStored(tx *bolt.Tx, n threadNumber, p place, v *version) error {
 	return nil
 }
 
-// finishAdoption raises the fence of the thread to that of the export, and takes
-// the head away where the thread had none there.
-func (s *Store) finishAdoption(ctx context.Context, w Writer, t exportThread) error {
-	return s.update(ctx, "finish import", func(tx *bolt.Tx, now time.Time) error {
-		n, err := currentWriter(tx, w, w.ThreadID, now)
-		if err != nil {
+// checkFinish refuses an export whose head is not the one that the thread will
+// have when the batch is adopted.
+func checkFinish(tx *bolt.Tx, n threadNumber, batch []adopted, t exportThread) error {
+	h, err := getHead(tx, n)
+	if err != nil {
+		return err
+	}
+	head, err := headID(tx, n, h)
+	if err != nil {
+		return err
+	}
+	for _, a := range batch {
+		if !a.present {
+			head = a.version.id
+		}
+	}
+	if t.Head != "" && t.Head != head {
+		return &Error{Code: ErrStaleHead, Err: &StaleHeadError{ThreadID: t.ID, Expected: t.Head, Actual: head}}
+	}
+	return nil
+}
+
+// finish raises the fence of the thread to that of the export, and takes the head
+// away where the thread had none there, unless it is the store's own.
+func (s *Store) finish(tx *bolt.Tx, n threadNumber, t exportThread, added bool) error {
+	fence, err := getFence(tx, n)
+	if err != nil {
+		return err
+	}
+	if t.LastFence > fence {
+		if err := tx.Bucket(bucketFences).Put(n.key(), u64(uint64(t.LastFence))); err != nil {
 			return err
 		}
-		h, err := getHead(tx, n)
-		if err != nil {
-			return err
-		}
-		head, err := headID(tx, n, h)
-		if err != nil {
-			return err
-		}
-		if t.Head != "" && t.Head != head {
-			return &Error{Code: ErrStaleHead, Err: &StaleHeadError{ThreadID: t.ID, Expected: t.Head, Actual: head}}
-		}
-		if fence, err := getFence(tx, n); err != nil {
-			return err
-		} else if t.LastFence > fence {
-			if err := tx.Bucket(bucketFences).Put(n.key(), u64(uint64(t.LastFence))); err != nil {
-				return err
-			}
-		}
-		if t.Head != "" || h.head == 0 {
-			return nil
-		}
-		return s.dropHead(tx, n, h)
-	})
+	}
+	if t.Head != "" || !added {
+		return nil
+	}
+	h, err := getHead(tx, n)
+	if err != nil {
+		return err
+	}
+	return s.dropHead(tx, n, h)
 }

@@ -46,20 +46,11 @@ where path is the one that was asked for and data is the content in base64.`,
 		if err := either(id, thread); err != nil {
 			return err
 		}
-		store, done, err := a.openStore(ctx)
+		c, bucket, done, err := a.withBlobs(ctx, id, thread, blobs)
 		if err != nil {
 			return err
 		}
 		defer done()
-		c, err := checkpoint(ctx, store, checkpointdb.CheckpointID(id), checkpointdb.ThreadID(thread))
-		if err != nil {
-			return err
-		}
-		bucket, err := a.openBucket(ctx, blobs)
-		if err != nil {
-			return err
-		}
-		defer bucket.Close()
 		files, err := workspace.FS(ctx, c, bucket)
 		if err != nil {
 			return err

@@ -77,20 +77,11 @@ type restoreJSON struct {
 }
 
 func (a *app) restore(ctx context.Context, id, thread, dir, bucket string, opts workspace.RestoreOptions) error {
-	store, done, err := a.openStore(ctx)
+	c, from, done, err := a.withBlobs(ctx, id, thread, bucket)
 	if err != nil {
 		return err
 	}
 	defer done()
-	c, err := checkpoint(ctx, store, checkpointdb.CheckpointID(id), checkpointdb.ThreadID(thread))
-	if err != nil {
-		return err
-	}
-	from, err := a.openBucket(ctx, bucket)
-	if err != nil {
-		return err
-	}
-	defer from.Close()
 	path, err := a.file()
 	if err != nil {
 		return err

@@ -12,6 +12,7 @@ import (
 	"checkpointdb"
 
 	"github.com/spf13/cobra"
+	"gocloud.dev/blob"
 )
 
 // threadFlag gives a command the flag --thread.
@@ -38,6 +39,23 @@ func checkpoint(ctx context.Context, store *checkpointdb.Store, id checkpointdb.
 		}
 	}
 	return store.Get(ctx, id)
+}
+
+// withBlobs returns a checkpoint, as checkpoint does, and the bucket with its
+// blobs. The caller calls done.
+func (a *app) withBlobs(ctx context.Context, id, thread, url string) (c checkpointdb.Checkpoint, bucket *blob.Bucket, done func(), err error) {
+	store, closeStore, err := a.openStore(ctx)
+	if err != nil {
+		return c, nil, nil, err
+	}
+	defer closeStore()
+	if c, err = checkpoint(ctx, store, checkpointdb.CheckpointID(id), checkpointdb.ThreadID(thread)); err != nil {
+		return c, nil, nil, err
+	}
+	if bucket, err = a.openBucket(ctx, url); err != nil {
+		return c, nil, nil, err
+	}
+	return c, bucket, func() { bucket.Close() }, nil
 }
 
 // either refuses a call with both or neither of a CHECKPOINT and --thread.

@@ -134,7 +134,13 @@ func (c *checker) checkPages(tx *bolt.Tx) error {
 	metas, _ := salvage.FindMetas(c.file)
 	at := slices.IndexFunc(metas, func(m salvage.Meta) bool { return m.TxID == uint64(tx.ID()) })
 	if at < 0 {
-		return errOvertaken
+		for _, m := range metas {
+			if m.TxID > uint64(tx.ID()) {
+				return errOvertaken
+			}
+		}
+		c.add(0, "", "", "its newest meta page cannot be read")
+		return nil
 	}
 	info, err := c.file.Stat()
 	if err != nil {

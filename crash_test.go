@@ -3,11 +3,14 @@ package checkpointdb
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -179,8 +182,8 @@ func TestFailedSync(t *testing.T) {
 }
 
 // withFailing runs the test again in a child process, with the variable set,
-// where strace makes a system call fail.
-func withFailing(t *testing.T, inject, variable string) ([]byte, error) {
+// where strace, with these options too, makes a system call fail.
+func withFailing(t *testing.T, inject, variable string, options ...string) ([]byte, error) {
 	t.Helper()
 	strace, err := exec.LookPath("strace")
 	if err != nil {
@@ -190,7 +193,8 @@ func withFailing(t *testing.T, inject, variable string) ([]byte, error) {
 		t.Skipf("strace may not trace here: %v %s", err, out)
 	}
 	call, _, _ := strings.Cut(inject, ":")
-	cmd := exec.Command(strace, "-f", "-o", os.DevNull, "-e", "trace="+call, "-e", "inject="+inject, os.Args[0], "-test.run=^"+t.Name()+"$")
+	args := append([]string{"-f", "-o", os.DevNull, "-e", "trace=" + call, "-e", "inject=" + inject}, options...)
+	cmd := exec.Command(strace, append(args, os.Args[0], "-test.run=^"+t.Name()+"$")...)
 	cmd.Env = append(os.Environ(), variable)
 	return cmd.CombinedOutput()
 }
@@ -212,6 +216,51 @@ func TestCase44NoLocks(t *testing.T) {
 	if err != nil || strings.Count(string(out), want) != 2 {
 		t.Errorf("%v\n%s\nwant %q twice", err, out, want)
 	}
+}
+
+// TestUnreadable: a disk that stops giving what is asked of it, at any point, is
+// told by Check as damage or by Open as an error. The memory map would fault.
+func TestUnreadable(t *testing.T) {
+	if path := os.Getenv("CHECKPOINTDB_TEST_READS"); path != "" {
+		runtime.LockOSThread() // strace counts the calls of each thread
+		s, err := Open(path, &Options{ReadOnly: true})
+		if err == nil {
+			err = s.Check(context.Background())
+		}
+		fmt.Println("outcome:", err)
+		return
+	}
+	if testing.Short() {
+		t.Skip("starts many processes")
+	}
+	s := openTest(t, nil)
+	ctx := context.Background()
+	lease, err := s.AcquireWriter(ctx, "t")
+	must(t, err)
+	said := make([]byte, 400_000)
+	for i := range said {
+		said[i] = 'a' + byte(rand.IntN(26))
+	}
+	must(t, s.Append(ctx, lease.Writer, Checkpoint{
+		ID: "long", ThreadID: "t", CreatedAt: testTime(1), Reason: ReasonAutomatic, Conversation: []json.RawMessage{json.RawMessage(`"` + string(said) + `"`)},
+	}, ""))
+	must(t, s.Close())
+	inLongValue := false
+	for when := 1; when < 500; when++ {
+		out, err := withFailing(t, fmt.Sprintf("pread64:error=EIO:when=%d+", when), "CHECKPOINTDB_TEST_READS="+s.Path(), "-P", s.Path())
+		_, outcome, ok := strings.Cut(string(out), "outcome: ")
+		if err != nil || !ok {
+			t.Fatalf("without its reads from no. %d on: %v\n%s", when, err, out)
+		}
+		inLongValue = inLongValue || strings.Contains(outcome, "cannot be read in full")
+		if strings.HasPrefix(outcome, "<nil>") {
+			if when < 10 || !inLongValue {
+				t.Errorf("only %d reads were made to fail, one in a long value: %t", when-1, inLongValue)
+			}
+			return
+		}
+	}
+	t.Error("it never ends")
 }
 
 func failedSyncChild(path string) {
